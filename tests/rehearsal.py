@@ -10,7 +10,7 @@ from typing import Any
 from aitrain.environment.completion_parser import read_calls
 from aitrain.environment.contract import Case, ScoreResult, Transcript
 from aitrain.environment.rollout_session import session_for
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult
+from aitrain.environment.session import AssistantTurn, EnvResponse
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Rehearsed:
     """What came of it."""
 
     scored: ScoreResult
-    opening: ResetResult
+    opening: EnvResponse
     moves: list[EnvResponse] = field(default_factory=list)
 
     @property

@@ -102,6 +102,6 @@ def test_an_object_steps_until_it_says_nothing_and_its_tools_change_its_state() 
         {"role": "tool", "name": "skip", "content": '{"count": 2}'},
         {"role": "tool", "name": "skip", "content": '{"count": 3}'},
     )
-    assert (played.moves[0].calls, played.moves[0].wrong_calls) == (2, 0)
+    assert played.moves[0].wrong_calls == 0
     assert [move.messages for move in played.moves[1:]] == [({"role": "user", "content": "4 of 5"},), ()]
     assert played.scored.score == 1.0

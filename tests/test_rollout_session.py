@@ -15,6 +15,7 @@ import pytest
 from aitrain import EpisodeTruncated, Score
 from aitrain.rollout.limits import Limits
 from tests.rollout.scripted import Asks, Scripted, cases, play_one, play_with_notes, text, trained, user
+from tests.test_speaking_first import Gym
 
 
 def echo() -> Scripted:
@@ -253,3 +254,9 @@ def test_calls_of_the_policy_reach_the_rollout_and_its_results_the_policy() -> N
     assert (episode.result.score, episode.tool_calls, episode.wrong_tool_calls) == (1.0, 1, 0)
     assert episode.messages[1]["content"] == "3"
     assert episode.reset.tools == (CALCULATOR,)
+
+
+@pytest.mark.parametrize("environment", [Calculator(), Gym()])
+def test_a_call_that_cannot_be_read_counts_as_wrong_whoever_gets_it(environment: object) -> None:
+    episode = play_one(environment, Scripted(lambda _: '<tool_call>{"name": "move", </tool_call>$'), Limits(1, 99))
+    assert (episode.tool_calls, episode.wrong_tool_calls) == (1, 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.environment.dataset import MixedCases, build_cases, number_apart
+from aitrain.environment.dataset import build_cases, number_apart
 from aitrain.environment.loader import locate_environments
 from aitrain.environment.runner import MixedRunner
 from aitrain.errors import AitrainError
@@ -73,10 +73,10 @@ def test_two_environments_of_one_class_have_their_own_keywords() -> None:
 def test_cases_of_all_environments_have_numbers_of_their_own() -> None:
     with closing(loaded(THREE)) as runner:
         built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
-    everything = [case for train, held_out in built.values() for case in (*train, *(held_out or ()))]
+    everything = [case for train, held_out in built.values() for case in (*train, *held_out)]
     assert [case.number for case in everything] == list(range(20 + 12 + 12 + 3))
-    mixed = MixedCases([train for train, _ in built.values()])
-    assert [case.env for case in mixed[18:34:5]] == ["Early", "talk", "talk", "Ranked"]
+    mixed = [case.env for train, _ in built.values() for case in train]
+    assert mixed[18:34:5] == ["Early", "talk", "talk", "Ranked"]
 
 
 def test_what_is_wrong_with_one_environment_names_it() -> None:

@@ -65,8 +65,8 @@ def test_an_opening_that_says_nothing_is_a_failure() -> None:
 @pytest.mark.parametrize("row", [{}, {"prompt": None}])
 def test_rows_need_no_prompt_where_the_environment_may_speak_first(row: dict[str, Any]) -> None:
     cases, _ = build_cases(Speaks("x", row), None)
-    assert (cases[0].prompt, cases.is_chat) == ([], True)
-    with pytest.raises(EnvironmentFailed, match="row 0 has a string, row 1 none"):
+    assert (cases[0].prompt, cases[0].is_chat) == ([], True)
+    with pytest.raises(EnvironmentFailed, match="row 0 has a string, row 1 messages, or none"):
         build_cases(Speaks("x", {"prompt": "Say it"}, row), None)
 
 
@@ -108,8 +108,7 @@ def test_a_step_that_names_calls_gets_every_answer_with_its_calls_and_the_text_b
     assert [schema["function"]["name"] for schema in played.opening.tools] == ["move", "stay"]
     assert gym.seen[::2] == [("I go.", [ToolCall("move", {"to": "b2"}), ToolCall("stay", {})]), ("", [])]
     assert "not valid JSON" in gym.seen[1][1][0].problem
-    assert played.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "done it"},), calls=2)
-    assert (played.moves[1].calls, played.moves[1].wrong_calls) == (1, 1)
+    assert played.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "done it"},))
     assert played.is_over
 
 
@@ -117,5 +116,5 @@ def test_a_step_may_end_the_episode_with_a_last_message() -> None:
     """After calls its text is a tool's message, and messages pass as they are."""
     text, said = (play(Gym(ToolResult(content, done=True)), call("move")) for content in ("out", [user("out")]))
 
-    assert text.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "out"},), is_over=True, calls=1)
-    assert said.moves[0] == EnvResponse((user("out"),), is_over=True, calls=1)
+    assert text.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "out"},), is_over=True)
+    assert said.moves[0] == EnvResponse((user("out"),), is_over=True)

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from aitrain import activity
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
-from aitrain.rollout.engine import Completion, Decoding, Engine, FinishReason, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn
 
 
@@ -102,8 +102,7 @@ class BatchingEngine(Engine):
             ids = one.request.begun_ids
             is_ended = self.end.is_reached(ids)
             if is_ended or not one.request.max_tokens or len(completion.ids) < max_tokens:
-                reason: FinishReason = "stop" if is_ended else "length"
-                one.result.set_result(Completion(ids, one.logprobs, reason))
+                one.result.set_result(Completion(ids, one.logprobs, not is_ended))
             else:
                 self._waiting.append(one)
         return True

@@ -71,7 +71,7 @@ class ChatEndpoint(Engine):
         is_cut = choice.finish_reason == "length"
         ids = self.chat.completion_ids(message, min(tokens, request.max_tokens) if is_cut else tokens)
         activity.own.add_tokens(len(ids))
-        return Completion(ids, None, "length" if is_cut else "stop")
+        return Completion(ids, None, is_cut)
 
     def _settings(self, request: GenerationRequest) -> dict[str, Any]:
         """The fields of the sampling; those that only some servers know are sent only where they change something."""

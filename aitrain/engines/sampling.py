@@ -18,7 +18,6 @@ import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.limits import StopStrings
 
 Tensor = torch.Tensor
 
@@ -47,10 +46,6 @@ class Sampling:
         """Whether a token's probability is softmax(logits / temperature)."""
         return self.top_k == 0 and self.top_p == 1.0
 
-    def stop_strings(self, tokenizer: Any) -> StopStrings | None:
-        """The stop strings; None if there are none."""
-        return StopStrings(tokenizer, self.stop) if self.stop else None
-
     def as_vllm(self, eos_ids: Sequence[int], max_tokens: int) -> dict[str, Any]:
         """Fields of vLLM's SamplingParams, and of its HTTP requests: all that a model's generation_config.json would
         set otherwise."""
@@ -64,7 +59,7 @@ class Sampling:
             "stop_token_ids": list(eos_ids),
         }
         if self.stop:
-            # special tokens count as their text, as in StopStrings
+            # special tokens count as their text, as in EndOfTurn
             fields |= {"stop": list(self.stop), "include_stop_str_in_output": True, "skip_special_tokens": False}
             fields["spaces_between_special_tokens"] = False
         return fields

@@ -168,7 +168,7 @@ class VLLMServerEngine(Engine):
                 "Start it with --generation-config vllm: its model's own settings limit them otherwise."
             )
         activity.own.add_tokens(len(ids))
-        return Completion(ids, choice["logprobs"]["token_logprobs"], "stop" if self.end.is_reached(ids) else "length")
+        return Completion(ids, choice["logprobs"]["token_logprobs"], not self.end.is_reached(ids))
 
     # -- weights, by all ranks
 

@@ -166,14 +166,11 @@ def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:
     a user's text is joined to it, as many chat templates refuse two messages of the user in a row."""
     if isinstance(prompt, str):
         return prompt + "".join(str(message["content"]) for message in opening)
-    joins = [
-        message.get("role") == "user" and isinstance(message.get("content"), str)
-        for message in (*prompt[-1:], *opening[:1])
-    ]
-    if joins != [True, True]:
+    meeting = [message.get("content") for message in (*prompt[-1:], *opening[:1]) if message["role"] == "user"]
+    texts = [content for content in meeting if isinstance(content, str)]
+    if len(texts) < 2:
         return [*prompt, *opening]
-    joined = {**prompt[-1], "content": f"{prompt[-1]['content']}\n\n{opening[0]['content']}"}
-    return [*prompt[:-1], joined, *opening[1:]]
+    return [*prompt[:-1], {**prompt[-1], "content": "\n\n".join(texts)}, *opening[1:]]
 
 
 def asks_nothing(prompt: Prompt) -> bool:

@@ -1,85 +1,17 @@
 """The rows of an environment's dataset, built and checked. Needs neither torch nor `datasets`: a Dataset of the latter
 is recognised by its attributes."""
 
-from __future__ import annotations
-
 import hashlib
-from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 
-Row: TypeAlias = Mapping[str, Any]
-Datasets: TypeAlias = "tuple[Cases, Cases | None]"
-"""Training cases, and those of `build_eval_dataset`."""
-
-
-class CaseSequence(Sequence[Case], ABC):
-    """Cases by their places."""
-
-    def __getitem__(self, index: Any) -> Any:
-        places = range(len(self))[index]
-        return self.case_at(places) if isinstance(places, int) else list(map(self.case_at, places))
-
-    @abstractmethod
-    def case_at(self, place: int) -> Case:
-        """The case at a place from 0 on."""
-
-
-@dataclass(frozen=True)
-class Cases(CaseSequence):
-    """A selection of rows of the environment's dataset; rows are read on access, not copied."""
-
-    rows: Sequence[Row]
-    numbers: Sequence[int]
-    """Selected row numbers, in order."""
-    offset: int = 0
-    """Added to row numbers: those of a separate held-out dataset follow those of the training dataset."""
-    env: str = ""
-    """Name of the environment, in a run with several."""
-    first: int = 0
-    """Number of the environment's first row among those of all environments."""
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def case_at(self, place: int) -> Case:
-        """The case at a place from 0 on."""
-        row, number = self.rows[self.numbers[place]], self.numbers[place] + self.offset
-        return Case(
-            row.get("case_idx", number), row.get("prompt") or [], row, number + self.first, self.env, self.first
-        )
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether prompts are chat messages; all rows have the same kind."""
-        return self.case_at(0).is_chat
-
-    def select(self, numbers: Sequence[int]) -> Cases:
-        """Another selection of the same dataset."""
-        return replace(self, numbers=numbers)
-
-
-class MixedCases(CaseSequence):
-    """The cases of all environments of a run, one after another."""
-
-    def __init__(self, parts: Sequence[Cases] = ()) -> None:
-        self.parts = parts
-        self._ends = list(accumulate(map(len, parts)))
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def case_at(self, place: int) -> Case:
-        """The case at a place from 0 on."""
-        part = bisect_right(self._ends, place)
-        return self.parts[part].case_at(place - (self._ends[part - 1] if part else 0))
+Datasets: TypeAlias = tuple[list[Case], list[Case]]
+"""Training cases, and those of `build_eval_dataset`, none without that method."""
 
 
 def dataset_note(environment: object) -> str:
@@ -91,9 +23,9 @@ def number_apart(built: Mapping[str, Datasets]) -> dict[str, Datasets]:
     """The datasets of each environment with its name, and with row numbers that no other environment has."""
     numbered, first = dict[str, Datasets](), 0
     for name, (train, held_out) in built.items():
-        own = None if held_out is None else replace(held_out, env=name, first=first)
-        numbered[name] = replace(train, env=name, first=first), own
-        first += len(train.rows) + (0 if held_out is None else len(held_out.rows))
+        own = [replace(case, number=first + case.number, env=name, first=first) for case in (*train, *held_out)]
+        numbered[name] = own[: len(train)], own[len(train) :]
+        first += len(own)
     return numbered
 
 
@@ -132,31 +64,29 @@ def build_cases(environment: object, tokenizer: object) -> Datasets:
         raise EnvironmentFailed(
             f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
         )
-    train = _call(build, tokenizer, needs_prompt)
+    train = _cases(build, tokenizer, needs_prompt)
     build_eval = getattr(environment, "build_eval_dataset", None)
-    if not callable(build_eval):
-        return train, None
-    held_out = replace(_call(build_eval, tokenizer, needs_prompt), offset=len(train.rows))
-    if held_out.is_chat != train.is_chat:
-        raise EnvironmentFailed("build_dataset and build_eval_dataset must have the same kind of prompt")
+    held_out = _cases(build_eval, tokenizer, needs_prompt, len(train)) if callable(build_eval) else []
+    for case in (*train, *held_out):
+        if case.is_chat != train[0].is_chat:
+            first, other = "a string", "messages, or none"
+            if train[0].is_chat:
+                first, other = other, first
+            raise EnvironmentFailed(
+                f"The rows mix prompt types: row 0 has {first}, row {case.number} {other}"
+                "\nUse one of the two in all rows, those of build_eval_dataset included."
+            )
     return train, held_out
 
 
 def columns(built: Datasets) -> set[str]:
     """Columns of every row, including held-out ones: the parameters available to `score_episode` in every episode."""
-    names: list[set[str]] = []
-    for cases in built:
-        rows: Sequence[Row] = () if cases is None else cases.rows
-        names += [set(rows.column_names)] if _is_dataset(rows) else [set(row) for row in rows]  # type: ignore[attr-defined]
-    return set.intersection(*names)
+    train, held_out = built
+    return set.intersection(*(set(case.row) for case in (*train, *held_out)))
 
 
-def _is_dataset(value: object) -> bool:
-    """Whether it is a `datasets.Dataset`, whose rows are read by number."""
-    return all(hasattr(value, name) for name in ("column_names", "__getitem__", "__len__"))
-
-
-def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) -> Cases:
+def _cases(method: Callable[..., object], tokenizer: object, needs_prompt: bool, first_number: int = 0) -> list[Case]:
+    """The cases of a dataset, the first of which has this number."""
     name = getattr(method, "__name__", "build_dataset")
     rows: Any
     try:
@@ -166,27 +96,23 @@ def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) 
                 f"{name} returned {'None' if rows is None else 'a ' + type(rows).__name__}\n"
                 "Return a datasets.Dataset or a list of dicts, one a case."
             )
-        if not _is_dataset(rows):  # of which only len() and [] are used
-            rows = copied(list(rows), shares_objects=True)  # the environment may change its list later
+        rows = copied(list(rows), shares_objects=True)  # the environment may change its list later
     except AitrainError:
         raise
     except (Exception, SystemExit) as error:
         raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
-    if len(rows) == 0:
+    if not rows:
         raise EnvironmentFailed(f"{name} returned no rows")
-    first = ""
     for number, row in enumerate(rows):
-        kind = _kind_of_prompt(f"row {number} of {name}", row, needs_prompt)
-        first = first or kind
-        if (kind == "a string") != (first == "a string"):
-            raise EnvironmentFailed(
-                f"{name} mixes prompt types: row 0 has {first}, row {number} {kind}.\nUse one of the two in all rows."
-            )
-    return Cases(rows, range(len(rows)))
+        _check_prompt(f"row {number} of {name}", row, needs_prompt)
+    return [
+        Case(row.get("case_idx", number), row.get("prompt") or [], row, number)
+        for number, row in enumerate(rows, first_number)
+    ]
 
 
-def _kind_of_prompt(place: str, row: object, needs_prompt: bool) -> str:
-    """The kind of a row's prompt, in words for a message: a string, messages, or none.
+def _check_prompt(place: str, row: object, needs_prompt: bool) -> None:
+    """Check the prompt of a row.
 
     Raises:
         EnvironmentFailed: it is invalid, or missing where the environment cannot speak first.
@@ -196,13 +122,11 @@ def _kind_of_prompt(place: str, row: object, needs_prompt: bool) -> str:
     prompt = row.get("prompt")
     if prompt is None or (isinstance(prompt, (str, list)) and not prompt):
         if not needs_prompt:
-            return "none"
+            return
         if "prompt" not in row:
             raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
-    elif isinstance(prompt, str):
-        return "a string"
-    elif isinstance(prompt, list) and all(map(is_message, prompt)):
-        return "messages"
+    elif isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt))):
+        return
     raise EnvironmentFailed(
         f"{place} has an invalid prompt: {repr(prompt)[:60]}\n"
         'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'

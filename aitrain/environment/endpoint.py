@@ -21,41 +21,21 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
+from itertools import count, zip_longest
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, TypeAdapter
 
 from aitrain.environment.completion_parser import ToolJson, clean, parse_call, short
 from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
-from aitrain.environment.session import AssistantTurn, Message, TokenUsage
+from aitrain.environment.session import AssistantTurn, Message
 from aitrain.environment.tools import InvalidToolError, shown_tool
 from aitrain.errors import EpisodeTruncated
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-
-
-class ChatAnswer(NamedTuple):
-    """The policy's answer to a request: an assistant message in OpenAI's format."""
-
-    message: Message
-    usage: TokenUsage | None = None
-
-
-def chat_answer(turn: AssistantTurn, number: int) -> ChatAnswer:
-    """The answer of a turn, the `number`th of its episode."""
-    message: Message = {"role": "assistant", "content": turn.text or (None if turn.calls else "")}
-    for place, call in enumerate(turn.calls):
-        # arguments that cannot be read are no JSON here either, as from any server
-        is_read = call.arguments is not None
-        arguments = json.dumps(call.arguments, ensure_ascii=False) if is_read else call.problem
-        function = {"name": call.name, "arguments": arguments}
-        calls = message.setdefault("tool_calls", [])
-        calls.append({"id": f"call_{number}_{place}", "type": "function", "function": function})
-    return ChatAnswer(message, turn.usage)
 
 
 # -- reading requests
@@ -113,7 +93,7 @@ class ChatRequest:
     tools: tuple[ToolJson, ...] | None = None
     """None: those of the conversation so far."""
     is_trained: bool = True
-    answer: Future[ChatAnswer] = field(default_factory=Future)
+    answer: Future[AssistantTurn] = field(default_factory=Future)
 
     @classmethod
     def of(cls, messages: Any, tools: Any = None, is_trained: bool = True) -> ChatRequest:
@@ -137,11 +117,6 @@ class ChatRequest:
 
 
 # -- the conversation that is trained
-
-
-def read_message(message: object) -> Message:
-    """A message in OpenAI's format, in the form of chat templates."""
-    return _ChatMessage.model_validate(message).read({})
 
 
 def new_messages(before: Sequence[Message], tools: Sequence[ToolJson], request: ChatRequest) -> tuple[Message, ...]:
@@ -173,46 +148,6 @@ def _comparable(message: Message) -> tuple[object, ...]:
     return message.get("role"), message.get("content", "").strip(), calls, message.get("name")
 
 
-class RequestQueue:
-    """The requests of one rollout in the order in which they came, from any thread; its session takes them one by
-    one."""
-
-    def __init__(self) -> None:
-        self._requests = SimpleQueue[ChatRequest | None]()
-        self._is_closed = False
-
-    def ask(self, request: ChatRequest) -> Future[ChatAnswer]:
-        """Put a request into the queue; the future gets the policy's answer, or the reason why there is none."""
-        self._requests.put(request)
-        if self._is_closed:
-            self.close()
-        return request.answer
-
-    def take(self, seconds: float) -> list[ChatRequest | None]:
-        """Wait for the next request; None if there are no more, and an empty list if none comes in this time."""
-        with suppress(Empty):
-            while (request := self._requests.get(timeout=seconds)) is not None:
-                if request.answer.set_running_or_notify_cancel():
-                    return [request]
-            self.close()
-            return [None]
-        return []
-
-    def close(self) -> None:
-        """Refuse the requests that wait, and all later ones."""
-        self._is_closed = True  # before what waits is refused: `ask` looks after it has put a request
-        with suppress(Empty):
-            while True:
-                request = self._requests.get_nowait()
-                if request is not None and request.answer.set_running_or_notify_cancel():
-                    request.answer.set_exception(_over())
-        self._requests.put(None)
-
-
-def _over() -> RefusedRequestError:
-    return RefusedRequestError(410, "the episode is over: the policy does not answer any more", "episode_over")
-
-
 MODELS = ("policy", "policy-untrained")
 
 
@@ -222,7 +157,7 @@ class EndpointServer:
 
     def __init__(self) -> None:
         self.key = secrets.token_urlsafe(24)
-        self.episodes: dict[str, RequestQueue] = {}
+        self.episodes: dict[str, Endpoint] = {}
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)  # all episodes of a batch may connect at once
         self.address = listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
@@ -247,18 +182,14 @@ class EndpointServer:
             raise RefusedRequestError(400, "n must be 1, and stream false: an episode has one answer to each request")
         asked = ChatRequest.of(body.get("messages"), body.get("tools"), model == MODELS[0])
         try:
-            answer = await asyncio.wrap_future(episode.ask(asked))
+            turn = await asyncio.wrap_future(episode.ask(asked))
         except EpisodeTruncated as error:
             # in the words by which clients know it
             raise RefusedRequestError(400, f"context length exceeded: {error}", "context_length_exceeded") from None
-        message, used = answer
-        end = "length" if used is not None and used.is_cut else "stop"
-        end = "tool_calls" if message.get("tool_calls") else end
-        usage: Message | None = None
-        if used is not None:
-            total = used.prompt + used.completion
-            usage = {"prompt_tokens": used.prompt, "completion_tokens": used.completion, "total_tokens": total}
-        choice = {"index": 0, "message": message, "finish_reason": end, "logprobs": None}
+        usage = {"prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.tokens}
+        usage["total_tokens"] = sum(usage.values())
+        end = "tool_calls" if turn.calls else "length" if turn.is_cut else "stop"
+        choice = {"index": 0, "message": episode.message_of(turn), "finish_reason": end, "logprobs": None}
         head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": int(time.time())}
         return JSONResponse({**head, "model": model, "choices": [choice], "usage": usage})
 
@@ -305,25 +236,23 @@ class Endpoint:
     untrained_model = MODELS[1]
     """Name of the policy for other conversations, which are not trained."""
 
-    def __init__(self, requests: RequestQueue, is_async: bool) -> None:
-        self._requests, self._is_async, self._path = requests, is_async, secrets.token_hex(8)
+    def __init__(self, is_async: bool) -> None:
+        self._is_async, self._path = is_async, secrets.token_hex(8)
+        self._requests = SimpleQueue[ChatRequest | None]()
+        self._is_closed = False
+        self._answers = count(1)
 
     @cached_property
     def base_url(self) -> str:
         """Address of this episode: http://127.0.0.1:PORT/EPISODE/v1."""
         server = endpoint_server()
-        server.episodes[self._path] = self._requests
+        server.episodes[self._path] = self
         return f"{server.url}/{self._path}/v1"
 
     @property
     def api_key(self) -> str:
         """The key that the address wants."""
         return endpoint_server().key
-
-    def close(self) -> None:
-        """Forget the address of this episode."""
-        if "base_url" in vars(self):
-            endpoint_server().episodes.pop(self._path, None)
 
     def chat(self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True) -> Any:
         """The policy's answer to the messages, as an OpenAI-style dict with `role`, `content` and perhaps `tool_calls`;
@@ -337,10 +266,55 @@ class Endpoint:
             ValueError: messages or tools are not in OpenAI's format.
         """
 
-        def ask() -> Future[ChatAnswer]:
-            return self._requests.ask(ChatRequest.of(messages, tools, trained))
+        def ask() -> Future[AssistantTurn]:
+            return self.ask(ChatRequest.of(messages, tools, trained))
 
         async def awaited() -> Message:
-            return (await asyncio.wrap_future(ask())).message
+            return self.message_of(await asyncio.wrap_future(ask()))
 
-        return awaited() if self._is_async else ask().result().message
+        return awaited() if self._is_async else self.message_of(ask().result())
+
+    # -- for its session, which takes the requests one by one, in the order in which they came, from any thread
+
+    def ask(self, request: ChatRequest) -> Future[AssistantTurn]:
+        """Put a request into the queue; the future gets the policy's answer, or the reason why there is none."""
+        self._requests.put(request)
+        if self._is_closed:
+            self.close()
+        return request.answer
+
+    def message_of(self, turn: AssistantTurn) -> Message:
+        """An answer in OpenAI's format; the names of its tool calls are unique in the episode."""
+        message: Message = {"role": "assistant", "content": turn.text or (None if turn.calls else "")}
+        number = next(self._answers)
+        for place, call in enumerate(turn.calls):
+            # arguments that cannot be read are no JSON here either, as from any server
+            is_read = call.arguments is not None
+            arguments = json.dumps(call.arguments, ensure_ascii=False) if is_read else call.problem
+            function = {"name": call.name, "arguments": arguments}
+            calls = message.setdefault("tool_calls", [])
+            calls.append({"id": f"call_{number}_{place}", "type": "function", "function": function})
+        return message
+
+    def take(self, seconds: float) -> list[ChatRequest | None]:
+        """Wait for the next request; None if there are no more, and an empty list if none comes in this time."""
+        with suppress(Empty):
+            while (request := self._requests.get(timeout=seconds)) is not None:
+                if request.answer.set_running_or_notify_cancel():
+                    return [request]
+            self.close()
+            return [None]
+        return []
+
+    def close(self) -> None:
+        """Forget the address, and refuse the requests that wait, and all later ones."""
+        self._is_closed = True  # before what waits is refused: `ask` looks after it has put a request
+        if "base_url" in vars(self):
+            endpoint_server().episodes.pop(self._path, None)
+        with suppress(Empty):
+            while True:
+                request = self._requests.get_nowait()
+                if request is not None and request.answer.set_running_or_notify_cancel():
+                    over = "the episode is over: the policy does not answer any more"
+                    request.answer.set_exception(RefusedRequestError(410, over, "episode_over"))
+        self._requests.put(None)

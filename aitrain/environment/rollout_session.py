@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from traceback import StackSummary
-from typing import Any, TypeAlias
+from typing import Any
 
-from aitrain.environment.completion_parser import ToolCall, ToolJson
+from aitrain.environment.completion_parser import ToolJson, clean
 from aitrain.environment.contract import (
     UNFINISHED,
     Case,
@@ -21,16 +21,13 @@ from aitrain.environment.contract import (
     parse_score,
     shown,
 )
-from aitrain.environment.endpoint import ChatRequest, Endpoint, RequestQueue, chat_answer, new_messages, read_message
+from aitrain.environment.endpoint import ChatRequest, Endpoint, new_messages
 from aitrain.environment.http_server import RefusedRequestError
 from aitrain.environment.session import (
     AssistantTurn,
     EnvResponse,
-    LocalSession,
     Message,
-    ResetResult,
     Session,
-    UntrainedChat,
     wrong_type,
 )
 from aitrain.errors import EpisodeTruncated
@@ -47,72 +44,54 @@ SECONDS_TO_END = 5.0
 """Time that a rollout has to end when its session is closed."""
 
 
-class RolloutSession(LocalSession):
+class RolloutSession(Session):
     """`rollout`: asks the policy through its endpoint, and returns the score. It runs in a thread for as long as the
     session; `async def` runs on the shared event loop."""
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
+        self._endpoint = Endpoint(inspect.iscoroutinefunction(inspect.unwrap(environment.rollout)))
         self._returned = Future[object]()
         self._task = Task(math.inf)
-        self._thread: threading.Thread | None = None
-        self._requests = RequestQueue()
-        self._endpoint: Endpoint | None = None
+        self._thread = threading.Thread()  # of `open`
         self._messages = list[Message]()
         """The conversation that is trained."""
         self._tools: tuple[ToolJson, ...] = ()
         self._pending: ChatRequest | None = None
         """The request that waits for the answer."""
         self._limit = ""
-        self._answers = self._untrained = 0
-        self._calls: tuple[ToolCall, ...] = ()
-        """The tool calls of the last trained answer."""
+        self._untrained = 0
 
     # -- the calls of an episode
 
-    def open(self, arguments: Mapping[str, object]) -> ResetResult:
+    def open(self, arguments: Mapping[str, Any]) -> EnvResponse:
         """Start the rollout, and wait for its first request."""
-        method = self.environment.rollout
-        is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
-        self._endpoint = Endpoint(self._requests, is_async)
-        call = partial(call_by_name, method, {**arguments, "endpoint": self._endpoint}, ["endpoint"])
+        call = partial(call_by_name, self.environment.rollout, {**arguments, "endpoint": self._endpoint}, ["endpoint"])
         self._thread = threading.Thread(target=self._run, args=(call,), name="environment-rollout", daemon=True)
         self._thread.start()
-        return self._begun(self._next())
+        return self._response()
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
         """Hand the answer to the rollout, and wait for its next request, or its end."""
         self._answer(turn)
-        request = self._next()
-        if request is not None and not request.is_trained:
-            return EnvResponse(untrained=_untrained(request))
-        if not self._messages:
-            return EnvResponse(reset=self._begun(request))
-        calls, self._calls = self._calls, ()
-        try:
-            messages = () if request is None else new_messages(self._messages, self._tools, request)
-        except RefusedRequestError as error:
-            raise self._failed(error) from None
-        self._messages += messages
-        return EnvResponse(messages, request is None, len(calls), sum(bool(call.problem) for call in calls))
+        return self._response()
 
-    def score(self, arguments: Mapping[str, object]) -> ScoreResult:
+    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """What the rollout returned. If a limit ended the episode, EpisodeTruncated is raised in the rollout, which may
         catch it and return a score; otherwise the episode is unfinished."""
         self._limit = self._limit or "a limit ended the episode"
-        self._answer(AssistantTurn("", limit=self._limit))
+        refusal = AssistantTurn("", limit=self._limit)
+        self._answer(refusal)
         while self._next() is not None:
-            self._answer(AssistantTurn("", limit=self._limit))
+            self._answer(refusal)
         is_scored = self._returned.exception() is None
         return parse_score(self._returned.result()) if is_scored else UNFINISHED
 
     def close(self) -> None:
         """End the rollout, also if `open` has not finished."""
         self._fail_pending(RefusedRequestError(410, "the episode is over", "episode_over"))
-        self._requests.close()
-        if self._endpoint is not None:
-            self._endpoint.close()
-        if self._thread is not None and not self._returned.done():
+        self._endpoint.close()
+        if self._thread.is_alive():
             self._cancel(CANCELLED)
             wait([self._returned], SECONDS_TO_END)
 
@@ -125,11 +104,11 @@ class RolloutSession(LocalSession):
         except BaseException as error:
             self._returned.set_exception(error)
         finally:
-            self._requests.close()
+            self._endpoint.close()
 
     def _cancel(self, failure: Failure) -> None:
         """Cancel a coroutine. Python cannot end a thread: what it waits for has to wake it."""
-        self._requests.close()
+        self._endpoint.close()
         self._task.abandoned = failure
 
     def _stack(self) -> StackSummary:
@@ -162,7 +141,7 @@ class RolloutSession(LocalSession):
 
     def _taken(self) -> ChatRequest | None:
         try:
-            return wait_until(self._requests.take, self._stack)[0]
+            return wait_until(self._endpoint.take, self._stack)[0]
         except CallFailed as error:  # at the deadline
             self._cancel(error.failure)
             wait([self._returned])  # if it hangs, this call is abandoned, and counted
@@ -178,15 +157,24 @@ class RolloutSession(LocalSession):
             error = error.__cause__
         return False
 
-    def _begun(self, request: ChatRequest | None) -> ResetResult:
+    def _response(self) -> EnvResponse:
+        """What the rollout asks next; the episode is over when it has returned."""
+        request = self._next()
+        if request is not None and not request.is_trained:
+            return EnvResponse(prompt=list(request.messages), tools=request.tools or (), is_trained=False)
+        if self._messages:
+            try:
+                messages = () if request is None else new_messages(self._messages, self._tools, request)
+            except RefusedRequestError as error:
+                raise self._failed(error) from None
+            self._messages += messages
+            return EnvResponse(messages, is_over=request is None)
         if request is None:
             what = f"returned {shown(self._returned.result())} without asking the policy"
             what += ": call endpoint.chat, or ask endpoint.base_url"
             raise wrong_type(what)
-        if not request.is_trained:
-            return ResetResult(untrained=_untrained(request))
         self._messages, self._tools = list(request.messages), request.tools or ()
-        return ResetResult(self._tools, runs_tools=bool(self._tools), prompt=list(request.messages))
+        return EnvResponse(prompt=list(request.messages), tools=self._tools, runs_tools=bool(self._tools))
 
     def _answer(self, turn: AssistantTurn) -> None:
         """Answer the pending request, or refuse it as there is no room for an answer."""
@@ -197,13 +185,13 @@ class RolloutSession(LocalSession):
             self._limit = turn.limit if request.is_trained else self._limit
             self._fail_pending(EpisodeTruncated(f"no answer: {turn.limit}"))
             return
-        self._answers += 1
-        answer = chat_answer(turn, self._answers)
         if request.is_trained:
-            self._messages.append(read_message(answer.message))
-            self._calls = turn.calls
+            said: Message = {"role": "assistant", "content": clean(turn.text)}
+            if turn.calls:
+                said["tool_calls"] = [call.as_message_part() for call in turn.calls]
+            self._messages.append(said)
         self._pending = None
-        request.answer.set_result(answer)
+        request.answer.set_result(turn)
 
     def _failed(self, error: Exception) -> CallFailed:
         """The failure of an episode whose pending request gets this error."""
@@ -216,22 +204,15 @@ class RolloutSession(LocalSession):
             request.answer.set_exception(error)
 
 
-def _untrained(request: ChatRequest) -> UntrainedChat:
-    return UntrainedChat(request.messages, request.tools or ())
-
-
-AnySession: TypeAlias = Session | RolloutSession
-"""A session. One that is in another process or on a server has the same methods, and counts as one of these."""
-
-
 def is_served(environment: object) -> bool:
     """Whether an environment is a ServedEnvironment, whose module takes long to import."""
     return hasattr(type(environment), "served_source")
 
 
-def session_for(environment: Any, case: Case | None = None) -> AnySession:
-    """The session of a new episode; `case` is needed for an environment that a server has."""
+def session_for(environment: Any, case: Case | None = None) -> Session:
+    """The session of a new episode; `case` is needed for an environment that a server has, whose sessions have the same
+    methods."""
     if is_served(environment):
-        session: AnySession = environment.session(case)
+        session: Session = environment.session(case)
         return session
     return RolloutSession(environment) if env_kind(environment) == "rollout" else Session(environment)

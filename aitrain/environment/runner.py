@@ -17,9 +17,9 @@ from aitrain.environment.contract import (
     env_kind,
     scores_groups,
 )
-from aitrain.environment.rollout_session import AnySession, is_served, session_for
+from aitrain.environment.rollout_session import is_served, session_for
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, Group, ResetResult
+from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Session
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import GRACE, DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
@@ -94,9 +94,10 @@ class EnvSession:
     seed: int
     sampling: EpisodeSeeds | None = None
     """Seeds of the completions; None: the engine's own random numbers."""
-    session: AnySession | None = None
+    session: Session | None = None
     """None if nothing is kept between the calls: `score_episode` without tools."""
-    reset: ResetResult = field(default_factory=ResetResult)
+    reset: EnvResponse = field(default_factory=EnvResponse)
+    """The first response."""
     seconds: float = 0.0
     """Seconds of all calls together."""
     hangs: bool = False
@@ -224,9 +225,9 @@ class EnvRunner:
             jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
             place = "get_tools" if self.kind == "score_episode" else self.kind
             for one, result in zip(sessions, await self._make(sessions, jobs, place), strict=True):
-                one.session, one.reset = result or (None, ResetResult())
+                one.session, one.reset = result or (None, EnvResponse())
 
-    def open_session(self, case: Case, seed: int) -> tuple[AnySession, ResetResult]:
+    def open_session(self, case: Case, seed: int) -> tuple[Session, EnvResponse]:
         """A new session for each attempt: one that was abandoned may still be running."""
         session = self._new_session(case)
         try:
@@ -238,13 +239,13 @@ class EnvRunner:
             session.close()  # the call has timed out, and its result is discarded
         return session, reset
 
-    def _new_session(self, case: Case, plays: bool = True) -> AnySession:
+    def _new_session(self, case: Case, plays: bool = True) -> Session:
         """A session that plays an episode, or else scores a group, in which all groups share what the environment
         keeps."""
         if self.processes is None:
             return session_for(self.policy.object_for() if plays else self.environment, case)
         is_spent = plays and self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
-        return cast(AnySession, RemoteSession(self.processes.lease(), is_spent))
+        return cast(Session, RemoteSession(self.processes.lease(), is_spent))
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -268,7 +269,7 @@ class EnvRunner:
                 failure = result.failure or late
                 one.result = result if failure is None else ScoreResult(None, failure=replace(failure, place=place))
 
-    def score_session(self, session: AnySession | None, transcript: Transcript) -> ScoreResult:
+    def score_session(self, session: Session | None, transcript: Transcript) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
         arguments: dict[str, Any] = {"completion": transcript.content} if self.kind == "start" else {}
         if self.kind == "score_episode":

@@ -21,14 +21,14 @@ from aitrain import activity
 from aitrain.environment.contract import Case, EnvKind, ScoreResult
 from aitrain.environment.http_server import check_url
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message, ResetResult
+from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, EnvironmentFailed, ServerRefusedError
 from aitrain.execution.deadline_pool import CANCELLED
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import Outcome, current_task, is_abandoned, paused
 
-PROTOCOL = 6
+PROTOCOL = 7
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
 
@@ -204,9 +204,9 @@ class ServedSession:
     _url: str = ""
     """The server that has the episode; empty before it is opened."""
 
-    def open(self, arguments: Mapping[str, Any]) -> ResetResult:
+    def open(self, arguments: Mapping[str, Any]) -> EnvResponse:
         """Begin the episode."""
-        return self.call("/v1/open", Outcome[ResetResult], seed=arguments["seed"])
+        return self.call("/v1/open", Outcome[EnvResponse], seed=arguments["seed"])
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
         """The environment's response."""

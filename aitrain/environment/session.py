@@ -64,99 +64,55 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TokenUsage:
-    """Numbers of tokens: before an answer, and of the answer; `is_cut` if it was cut off."""
-
-    prompt: int
-    completion: int
-    is_cut: bool = False
-
-
-@dataclass(frozen=True)
 class AssistantTurn:
     """One answer of the model: its text, and the tool calls that were in it."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
-    usage: TokenUsage | None = None
     thought: str = ""
     """What the model thought before, if that is not in the text."""
     limit: str = ""
     """In place of an answer, to a `rollout` only: the limit that leaves no room for one."""
-
-
-@dataclass(frozen=True)
-class UntrainedChat:
-    """A conversation in which the policy's weights answer once, outside of the trajectory."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class ResetResult:
-    """The start of an episode: the conversation before the first answer, and the schemas of its tools."""
-
-    tools: tuple[dict[str, Any], ...] = ()
-    messages: tuple[Message, ...] = ()
-    """What the environment says first; `prompt` holds it."""
-    runs_tools: bool = False
-    """Whether tool calls in the answers are parsed; if not, the environment gets the answers unchanged."""
-    prompt: Prompt | None = None
-    """The whole conversation before the first answer; None: the row's prompt."""
-    untrained: UntrainedChat | None = None
-    """A conversation to answer before the episode begins: then the response to its answer has `reset`."""
+    prompt_tokens: int = 0
+    """Number of tokens before the answer."""
+    tokens: int = 0
+    is_cut: bool = False
+    """Whether it was cut off."""
 
 
 @dataclass(frozen=True)
 class EnvResponse:
-    """The environment's response to an answer: messages, or the end of the episode, perhaps with last messages."""
+    """What the environment says first, and in response to an answer: messages, or the end of the episode, perhaps with
+    last messages. The first response has the prompt and the tools too."""
 
     messages: tuple[Message, ...] = ()
+    """What the environment says; `prompt` holds it."""
     is_over: bool = False
-    calls: int = 0
     wrong_calls: int = 0
-    """Number of the `calls` that were malformed, so that the tool was not run."""
-    untrained: UntrainedChat | None = None
-    """A conversation to answer first; its answer is the next argument of `Session.respond`."""
-    reset: ResetResult | None = None
-    """The start of an episode that began with an untrained conversation."""
+    """Number of well-formed tool calls in the answer that no tool took."""
+    prompt: Prompt | None = None
+    """The whole conversation before the first answer; None: the row's prompt."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """The schemas of its tools."""
+    runs_tools: bool = False
+    """Whether tool calls in the answers are parsed; if not, the environment gets the answers unchanged."""
+    is_trained: bool = True
+    """False: prompt and tools are those of another conversation, which the policy's weights answer once, outside of the
+    trajectory. The answer is the next argument of `Session.respond`."""
 
 
-class LocalSession:
-    """What sessions share that are in the process of the environment."""
-
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-
-    def score_group(self, group: Group) -> list[ScoreResult]:
-        """What `score_group` returns for each member of a group."""
-        returned = call_by_name(self.environment.score_group, group.arguments())
-        returned = returned.tolist() if hasattr(returned, "tolist") else returned
-        if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
-            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
-            what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
-            raise wrong_type(f"returned {count}: {what}")
-        return list(map(parse_score, returned))
-
-    def close_environment(self) -> None:
-        """Close the environment, of which this is the last session."""
-        if callable(close := getattr(self.environment, "close", None)):
-            run_if_async(close())
-
-
-class Session(LocalSession):
+class Session:
     """The environment's side of one episode that an object plays: that of `start`, or one that stands for `episode` or
     `score_episode`."""
 
     def __init__(self, environment: Any) -> None:
-        super().__init__(environment)
+        self.environment = environment
         self.kind = env_kind(environment)
         self.episode: Any = None
         self.tools = Tools()
         self._takes_calls = False  # whether `step` gets the tool calls of the answers
 
-    def open(self, arguments: Mapping[str, Any]) -> ResetResult:
+    def open(self, arguments: Mapping[str, Any]) -> EnvResponse:
         """Begin the episode; `arguments` are those of `episode` and `start`."""
         if self.kind == "score_episode":
             self.episode = _OneAnswer()
@@ -181,7 +137,7 @@ class Session(LocalSession):
         if not prompt:
             raise wrong_type("said nothing, and the row has no prompt: return or yield what the model is to answer")
         is_parsed = len(self.tools) > 0 or (self._takes_calls and bool(self.tools.schemas))
-        return ResetResult(tuple(self.tools.schemas), messages, is_parsed, prompt)
+        return EnvResponse(messages, prompt=prompt, tools=tuple(self.tools.schemas), runs_tools=is_parsed)
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
         """Run the answer's tool calls; an answer without calls goes to the environment, and so do the calls if `step`
@@ -191,20 +147,18 @@ class Session(LocalSession):
             for call in turn.calls:  # one after another, as a later one may depend on an earlier one
                 outcome = self.tools.run(call)
                 results.append({"role": "tool", "name": call.name, "content": outcome.text})
-                wrong += outcome.is_wrong
+                wrong += outcome.is_wrong and not call.problem
                 if outcome.ends_episode:
                     break
-            return EnvResponse(tuple(results), outcome.ends_episode, calls=len(results), wrong_calls=wrong)
-        calls = turn.calls if self._takes_calls else ()
-        given = {"calls": list(calls)} if self._takes_calls else {}
+            return EnvResponse(tuple(results), outcome.ends_episode, wrong)
+        given = {"calls": list(turn.calls)} if self._takes_calls else {}
         response = run_if_async(self.episode.step(turn.text, **given))
         is_over = response is None
         if isinstance(response, ToolResult):
             is_over, response = response.done, response.content
-        if calls and isinstance(response, str):
-            response = {"role": "tool", "name": calls[0].name, "content": response}
-        messages = () if response is None and is_over else _as_messages(response)
-        return EnvResponse(messages, is_over, len(calls), sum(bool(call.problem) for call in calls))
+        if given.get("calls") and isinstance(response, str):
+            response = {"role": "tool", "name": turn.calls[0].name, "content": response}
+        return EnvResponse(() if response is None and is_over else _as_messages(response), is_over)
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`, or the `completion`
@@ -213,6 +167,21 @@ class Session(LocalSession):
         method = self.environment.score_episode if is_plain else self.episode.score
         returned = call_by_name(method, arguments, MODEL_ARGUMENTS if is_plain else ())
         return UNFINISHED if returned is UNFINISHED else parse_score(returned)
+
+    def score_group(self, group: Group) -> list[ScoreResult]:
+        """What `score_group` returns for each member of a group."""
+        returned = call_by_name(self.environment.score_group, group.arguments())
+        returned = returned.tolist() if hasattr(returned, "tolist") else returned
+        if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
+            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
+            what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
+            raise wrong_type(f"returned {count}: {what}")
+        return list(map(parse_score, returned))
+
+    def close_environment(self) -> None:
+        """Close the environment, of which this is the last session."""
+        if callable(close := getattr(self.environment, "close", None)):
+            run_if_async(close())
 
     def close(self) -> None:
         """Release the episode's resources, also if `open` has not finished; errors are only logged."""

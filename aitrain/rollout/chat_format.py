@@ -7,7 +7,7 @@ template, so that no earlier token changes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -53,24 +53,6 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int], **options: bool) -> Any: ...
 
 
-class TemplateSupport:
-    """What TRL knows about a model's chat template: here nothing."""
-
-    @property
-    def training_template(self) -> str | None:
-        """A prefix-preserving version of the template; None if there is none."""
-        return None
-
-    @property
-    def has_tool_calls(self) -> bool:
-        """Whether the template writes tool calls and their results."""
-        return False
-
-    def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
-        """A completion as a message, parsed in the model's format of thoughts and tool calls; None if unknown."""
-        return None
-
-
 ParsedTurn = tuple[Message, AssistantTurn]
 """One completion, parsed: as a message of the chat, and as the environment gets it."""
 
@@ -83,7 +65,13 @@ class ChatFormat:
     template: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Additional template variables (`--trl chat_template_kwargs=...`)."""
-    support: TemplateSupport = field(default_factory=TemplateSupport)
+    training_template: str | None = None
+    """A prefix-preserving version of the template; None if there is none."""
+    has_tool_calls: bool = False
+    """Whether the template writes tool calls and their results."""
+    parse: Callable[[list[int], list[int], Schemas], Message | None] = lambda *_: None
+    """A completion, after a prefix and with tools, as a message, parsed in the model's format of thoughts and tool
+    calls; None if unknown."""
     thoughts: ThoughtTags | None = None
     """What begins and ends a thought; None: completions are answers as a whole."""
     thinking: Thinking | None = None
@@ -102,7 +90,7 @@ class ChatFormat:
         if isinstance(prompt, str):
             return prompt
         try:
-            return self._rendered(prompt, tools=list(tools) or None, **_GENERATE)
+            return self.render(prompt, tools=list(tools) or None, **_GENERATE)
         except Exception as error:
             raise EnvironmentFailed(
                 f"The model's chat template refuses a prompt: {describe_error(error)}\nThe prompt: {str(prompt)[:160]}"
@@ -154,7 +142,7 @@ class ChatFormat:
             function = {"name": first.get("name", "tool"), "arguments": {}}
             answer = {**_TOOL_CALL, "tool_calls": [{"type": "function", "function": function}]}
         try:
-            whole = self._rendered([QUESTION, answer, *messages], **_GENERATE)
+            whole = self.render([QUESTION, answer, *messages], **_GENERATE)
             before = self._rendered_without_end([QUESTION, answer])
         except Exception as error:
             raise EnvironmentFailed(
@@ -170,14 +158,15 @@ class ChatFormat:
 
     def _rendered_without_end(self, messages: Sequence[Message]) -> str:
         """A rendered conversation without the end of its last turn, which some templates render in a special way."""
-        return self._rendered(messages).removesuffix(self._turn_end)
+        return self.render(messages).removesuffix(self._turn_end)
 
     @cached_property
     def _turn_end(self) -> str:
         """What the template renders after a completion, such as `<|im_end|>` and a newline."""
-        return self._rendered([QUESTION, _assistant_message()]).partition(MARK)[2]
+        return self.render([QUESTION, _assistant_message()]).partition(MARK)[2]
 
-    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        """The conversation by the chat template, with these variables."""
         return str(
             self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, chat_template=self.template, **{**self.options, **options}
@@ -192,7 +181,7 @@ class ChatFormat:
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """Parse a completion into a message with tool calls, its thought apart; `prefix` are the tokens before it.
         Special tokens are part of the text, except the token of `eos_ids` that ended the completion."""
-        message, whole = self.support.parse(ids, prefix, tools), self._without_end(ids, eos_ids)
+        message, whole = self.parse(ids, prefix, tools), self._without_end(ids, eos_ids)
         thought, answer = self.split_thought(whole, prefix)
         if self.thoughts is not None and answer is not None:
             answer = answer.removeprefix(self.thoughts.header)
@@ -262,7 +251,7 @@ class ChatFormat:
             pairs.append(([QUESTION, _TOOL_CALL], {"role": "tool", "name": "tool", "content": "result"}))
         for before, message in pairs:
             try:
-                whole = self._rendered([*before, message], **_GENERATE)
+                whole = self.render([*before, message], **_GENERATE)
                 if not whole.startswith(self._rendered_without_end(before)):
                     return "is not prefix-preserving: it renders earlier turns differently later"
             except Exception as error:
@@ -272,7 +261,7 @@ class ChatFormat:
     def drops_system(self) -> bool:
         """Whether the template leaves out a system message, without an error."""
         try:
-            text = self._rendered([{"role": "system", "content": MARK}, QUESTION])
+            text = self.render([{"role": "system", "content": MARK}, QUESTION])
         except Exception:  # a template may raise anything; prompt_text fails with the error of the environment's prompt
             return False
         return MARK not in text
@@ -283,7 +272,7 @@ class ChatFormat:
         Raises:
             ConfigError: it cannot.
         """
-        if not self.support.has_tool_calls:
+        if not self.has_tool_calls:
             raise ConfigError(
                 "chat_template: the environment has tools, and this model's chat template cannot write calls and"
                 " results\nUse a model that was trained with tools, or give a template with --chat-template FILE."
@@ -304,7 +293,7 @@ def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatForma
     if "tool" in following:
         chat.check_tools()
     problem = chat.problem(following)
-    other = replace(chat, template=chat.support.training_template) if problem else chat
+    other = replace(chat, template=chat.training_template) if problem else chat
     if (other.template is None and problem) or other.problem(following):
         raise ConfigError(
             f"chat_template: this model's template {problem}, so that\n"

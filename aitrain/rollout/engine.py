@@ -13,12 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
 
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import AitrainError
-
-FinishReason = Literal["stop", "length"]
 
 
 class Decoding(Enum):
@@ -63,8 +60,8 @@ class Completion:
 
     ids: list[int]
     logprobs: list[float] | None = None
-    finish_reason: FinishReason = "stop"
-    """"stop": the policy ended it, "length": it was cut off."""
+    is_cut: bool = False
+    """Whether it was cut off, and not ended by the policy."""
 
 
 Leave = Callable[[], None]
@@ -137,7 +134,7 @@ class Trajectory:
         self.ids += completion.ids
         self.mask += [1] * len(completion.ids)
         self.logprobs += completion.logprobs or [0.0] * len(completion.ids)
-        self.ended_by_policy = completion.finish_reason == "stop"
+        self.ended_by_policy = not completion.is_cut
 
     def append_env_tokens(self, ids: list[int]) -> None:
         """Append tokens that the policy did not sample, which are not trained."""

@@ -19,9 +19,6 @@ from aitrain.environment.session import (
     EnvResponse,
     GroupMember,
     Message,
-    ResetResult,
-    TokenUsage,
-    UntrainedChat,
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import Failure
@@ -204,14 +201,13 @@ class Rollout:
             while True:
                 with self.engine.clock.running("environment"):
                     response = await self.runner.part_of(episode.case).respond(episode, turn)
-                if response.untrained is None:
+                if response.is_trained:
                     return response
-                turn = await self._answer(episode, response.untrained, request)
+                turn = await self._answer(episode, response, request)
 
         try:
-            if episode.failure is None and episode.reset.untrained is not None:
-                response = await respond(await self._answer(episode, episode.reset.untrained, request))
-                episode.reset = response.reset or ResetResult()
+            if episode.failure is None and not episode.reset.is_trained:
+                episode.reset = await respond(await self._answer(episode, episode.reset, request))
             if episode.failure is not None:
                 return
             self._render_prompt(episode)
@@ -226,7 +222,10 @@ class Rollout:
                     episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
                 message, turn = self._read(chat, trajectory, tools)
                 episode.messages.append(message)
+                episode.tool_calls += len(turn.calls)
+                episode.wrong_tool_calls += sum(bool(call.problem) for call in turn.calls)
                 response = await respond(turn)
+                episode.wrong_tool_calls += response.wrong_calls
                 trajectory.stop = self._apply(episode, response)
             is_cut_off = trajectory.stop in LIMITS and not response.is_over
             if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
@@ -240,9 +239,9 @@ class Rollout:
             activity.own.end_episode()
             leave()
 
-    async def _answer(self, episode: Episode, asked: UntrainedChat, request: GenerationRequest) -> AssistantTurn:
+    async def _answer(self, episode: Episode, asked: EnvResponse, request: GenerationRequest) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
-        chat, said = self._chat_of(episode), Trajectory(self.chat.prompt_ids(list(asked.messages), asked.tools))
+        chat, said = self._chat_of(episode), Trajectory(self.chat.prompt_ids(asked.prompt or [], asked.tools))
         count = len(said.prompt_ids)
         room = self.limits.of(episode.case.env).room(count, 0)
         if room < 1:
@@ -255,7 +254,7 @@ class Rollout:
         """The last turn as a message of the conversation, and as the environment gets it."""
         before, ids = said.last_turn
         message, turn = chat.read(ids, before, tools, self.end.eos_ids)
-        return message, replace(turn, usage=TokenUsage(len(before), len(ids), not said.ended_by_policy))
+        return message, replace(turn, prompt_tokens=len(before), tokens=len(ids), is_cut=not said.ended_by_policy)
 
     def _chat_of(self, episode: Episode, has_template: bool = True) -> ChatFormat:
         """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""
@@ -265,8 +264,6 @@ class Rollout:
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
         trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
-        episode.tool_calls += response.calls
-        episode.wrong_tool_calls += response.wrong_calls
         if response.is_over:
             episode.messages += response.messages
             return "done" if trajectory.ended_by_policy else "max_tokens"

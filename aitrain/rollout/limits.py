@@ -15,27 +15,6 @@ differently."""
 
 
 @dataclass(frozen=True)
-class StopStrings:
-    """Finds stop strings at the end of a completion, as vLLM does: in the text of its tokens, special ones included."""
-
-    tokenizer: Any
-    texts: Sequence[str]
-
-    def ends(self, ids: Sequence[int]) -> bool:
-        """Whether the newest token of a completion completes a stop string."""
-        # the tokens that can hold the longest stop string, as each token has at least one byte
-        tail = list(ids[-max(len(text.encode()) for text in self.texts) - EXTRA_TOKENS :])
-        text = self._decode(tail)
-        before = len(self._decode(tail[:-1]))
-        return any(stop in text[max(0, before - len(stop) + 1) :] for stop in self.texts)
-
-    def _decode(self, ids: list[int]) -> str:
-        """The text without an incomplete character at its end."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return str(text).rstrip("\ufffd")
-
-
-@dataclass(frozen=True)
 class Limits:
     """Limits of an episode; the prompt's tokens count for `context` only."""
 
@@ -75,10 +54,22 @@ class EndOfTurn:
 
     eos_ids: Sequence[int]
     """Token ids that end a completion; the first one also fills a trajectory that would be empty."""
-    stop_strings: StopStrings | None = None
+    stop: Sequence[str] = ()
+    """Stop strings, which are found as by vLLM: in the text of the tokens, special ones included."""
+    tokenizer: Any = None
+    """Needed with stop strings."""
 
-    def is_reached(self, ids: list[int]) -> bool:
-        """Whether the last token of a completion ends it."""
-        if not ids:
-            return False
-        return ids[-1] in self.eos_ids or (self.stop_strings is not None and self.stop_strings.ends(ids))
+    def is_reached(self, ids: Sequence[int]) -> bool:
+        """Whether the last token of a completion ends it, or completes a stop string."""
+        if not ids or ids[-1] in self.eos_ids or not self.stop:
+            return bool(ids) and ids[-1] in self.eos_ids
+        # the tokens that can hold the longest stop string, as each token has at least one byte
+        tail = list(ids[-max(len(text.encode()) for text in self.stop) - EXTRA_TOKENS :])
+        text = self._decode(tail)
+        before = len(self._decode(tail[:-1]))
+        return any(stop in text[max(0, before - len(stop) + 1) :] for stop in self.stop)
+
+    def _decode(self, ids: list[int]) -> str:
+        """The text without an incomplete character at its end."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text).rstrip("\ufffd")

@@ -23,19 +23,14 @@ BEHIND_API = "an address has none"
 
 
 @dataclass(frozen=True)
-class ChatPart:
-    """A part of a conversation: messages, and the tools that they come with."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
 class MessageFormat(ChatFormat):
-    """A chat format that keeps messages as they are; `part` returns what an id stands for."""
+    """A chat format that keeps messages as they are."""
 
     tokenizer: Tokenizer = field(default_factory=lambda: AbsentModel("tokenizer", BEHIND_API))
-    parts: list[ChatPart] = field(default_factory=lambda: [ChatPart(())])
+    has_tool_calls: bool = True
+    """The API refuses tools that its model cannot use."""
+    parts: list[tuple[Sequence[Message], Schemas]] = field(default_factory=lambda: [((), ())])
+    """What the ids stand for: messages, and the tools that they come with."""
 
     def prompt_text(self, prompt: Prompt, tools: Schemas = ()) -> str:
         """Text that is equal for prompts that look equal to the model."""
@@ -43,17 +38,17 @@ class MessageFormat(ChatFormat):
 
     def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> tuple[str, list[int]]:
         """One id, for the whole prompt, and no text, as the server renders it; a string is a message of the user."""
-        return "", [self._add(ChatPart(tuple(as_messages(prompt)), tuple(tools)))]
+        return "", [self._add(as_messages(prompt), tools)]
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
         """One id, for all messages that follow a completion."""
         if not is_chat:
             messages = [{**message, "role": "user"} for message in messages]
-        return [self._add(ChatPart(tuple(messages)))]
+        return [self._add(messages)]
 
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
         """The message of a completion, with its tool calls."""
-        (message,) = self.parts[ids[0]].messages
+        ((message,), _) = self.parts[ids[0]]
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}
         thought = thought_of(message)
@@ -61,18 +56,15 @@ class MessageFormat(ChatFormat):
         tagged = f"{THINK.begin}\n{thought}{THINK.ending if has_ended else ''}" if thought else ""
         return self._parsed(message, tools, tagged)  # a server without a parser of tool calls leaves them in the text
 
-    def check_tools(self) -> None:
-        """No-op: the API refuses tools that its model cannot use."""
-
     def completion_ids(self, message: Message, tokens: int = 1) -> list[int]:
         """Ids of an answer, as many as its tokens."""
-        return [self._add(ChatPart((message,))), *[FILLER] * (tokens - 1)]
+        return [self._add([message]), *[FILLER] * (tokens - 1)]
 
     def conversation(self, ids: Sequence[int]) -> tuple[list[Message], list[dict[str, Any]]]:
         """The messages and the tools that ids stand for."""
         parts = [self.parts[one] for one in ids if one != FILLER]
-        return [message for part in parts for message in part.messages], [tool for part in parts for tool in part.tools]
+        return [one for messages, _ in parts for one in messages], [one for _, tools in parts for one in tools]
 
-    def _add(self, part: ChatPart) -> int:
-        self.parts.append(part)
+    def _add(self, messages: Sequence[Message], tools: Schemas = ()) -> int:
+        self.parts.append((messages, tools))
         return len(self.parts) - 1

@@ -35,9 +35,8 @@ def template_variables(thinking: object) -> dict[str, Any]:
 
 def rendered(chat: ChatFormat, *messages: Message, **variables: Any) -> str:
     """A question with a generation prompt, or with an answer; empty if the template raises for the variables."""
-    options = {**chat.options, **variables, "add_generation_prompt": not messages, "tokenize": False}
     with suppress(Exception):
-        return str(chat.tokenizer.apply_chat_template([QUESTION, *messages], chat_template=chat.template, **options))
+        return chat.render([QUESTION, *messages], **variables, add_generation_prompt=not messages)
     return ""
 
 

@@ -20,7 +20,6 @@ from trl import GRPOConfig
 
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
-from aitrain.environment.dataset import MixedCases
 from aitrain.environment.runner import Runner
 from aitrain.rollout.episode import Episode
 from aitrain.training.algorithm import has_advantages
@@ -233,13 +232,16 @@ class CaseOrder:
 def batch_source(
     runner: Runner,
     rollouts: PolicyRollouts,
-    cases: MixedCases,
+    cases: Sequence[Case],
     schedule: CaseSchedule,
     arguments: GRPOConfig,
 ) -> BatchSource:
     """The source of a run's batches, by its options."""
     config, seed = runner.config, arguments.seed if arguments.shuffle_dataset else None
-    streams = {part.env: CaseStream(part, seed, config.env_shares[part.env]) for part in cases.parts}
+    by_env = defaultdict[str, list[Case]](list)
+    for case in cases:
+        by_env[case.env].append(case)
+    streams = {env: CaseStream(own, seed, config.env_shares[env]) for env, own in by_env.items()}
     source = AheadSource if config.rl_ahead else BatchSource
     refills = REFILLS if config.rl_sampling == "refill" else 0
     order = CaseOrder(streams, schedule.prompts)

@@ -62,7 +62,7 @@ class ShownCases:
         """
         built, tools = build_datasets(context, chat.tokenizer, processes), dict[str, Tools]()
         for name, runner in context.runner.parts.items():
-            is_chat = built[name][0].is_chat or runner.kind == "rollout"
+            is_chat = built[name][0][0].is_chat or runner.kind == "rollout"
             tools[name], chat = shown_episodes(runner.environment, chat, is_chat, runner.notify)
             asked = as_messages(built[name][0][0].prompt)
             if asked and asked[0]["role"] == "system" and chat.drops_system():
@@ -108,7 +108,7 @@ def shown_episodes(
         return tools, chat
     following = [] if kind == "score_episode" else ["user"]
     # a rollout says what its tools are when it asks
-    may_have_tools = len(tools) > 0 or (kind == "rollout" and chat.support.has_tool_calls)
+    may_have_tools = len(tools) > 0 or (kind == "rollout" and chat.has_tool_calls)
     fit = format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
     if fit is not chat:
         note("This model's chat template is not prefix-preserving; TRL's training template is used.")
@@ -143,8 +143,9 @@ def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, proc
             built[name] = build(runner, tokenizer, processes)
             check_contract(runner.environment, columns(built[name]))
         context.note(dataset_note(runner.environment), "info")
-    if len({train.is_chat for train, _ in built.values()}) > 1:
-        kinds = ", ".join(f"{name} has {'messages' if one.is_chat else 'strings'}" for name, (one, _) in built.items())
+    is_chat = {name: train[0].is_chat for name, (train, _) in built.items()}
+    if len({*is_chat.values()}) > 1:
+        kinds = ", ".join(f"{name} has {'messages' if chat else 'strings'}" for name, chat in is_chat.items())
         raise EnvironmentFailed(f"rl_env: the prompts of all environments must be of one kind: {kinds}")
     return number_apart(built)
 

@@ -52,7 +52,7 @@ NOT_CALLED = (
 
 def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollouts:
     """Rollouts with the trainer's weights, by transformers or vLLM."""
-    end = EndOfTurn(trainer.eos_token_ids, trainer.sampling.stop_strings(inputs.tokenizer))
+    end = EndOfTurn(trainer.eos_token_ids, trainer.sampling.stop, inputs.tokenizer)
     runner, accelerator = inputs.runner, trainer.accelerator
     context, is_alone, is_ahead = inputs.limits.context, accelerator.num_processes == 1, runner.config.rl_ahead > 0
     policy = accelerator.unwrap_model(trainer.model)

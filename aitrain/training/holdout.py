@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from aitrain.environment.contract import Case, asks_nothing
-from aitrain.environment.dataset import Cases, Datasets, MixedCases, canonical_text
+from aitrain.environment.dataset import Datasets, canonical_text
 from aitrain.environment.runner import Runner
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, errors_of
@@ -29,13 +30,13 @@ DEFAULT_EVAL_CASES = 64
 class DatasetSplit:
     """Training and held-out cases, and counts of those that were removed."""
 
-    train: MixedCases
-    held_out: MixedCases
+    train: list[Case]
+    held_out: list[Case]
     """Those whose scores are reported."""
     dropped: int
     overlap: int
     """Held-out cases with the prompt of a training case."""
-    choosing: MixedCases
+    choosing: list[Case]
     """With --save-best, the held-out cases that the step is chosen by: the score of the best of several steps is too
     high on the cases that it was chosen by."""
 
@@ -126,11 +127,11 @@ def split(
     everything, own_eval = built
     train = _keys_of(everything, limit)
     dropped, cases, shown = len(everything) - len(train), everything, train
-    if own_eval is not None:
+    if own_eval:
         cases, shown = own_eval, _keys_of(own_eval, limit)
         dropped += len(cases) - len(shown)
-    plays_all = is_eval and own_eval is None and (config.eval_cases or 0) >= len(train)
-    if own_eval is None and not plays_all:
+    plays_all = is_eval and not own_eval and (config.eval_cases or 0) >= len(train)
+    if not own_eval and not plays_all:
         held, left_out = _hold_out(_distinct(cases, shown), config, needed)
     else:
         count = len(shown) if config.eval_cases is None else min(config.eval_cases, len(shown))
@@ -140,29 +141,28 @@ def split(
         keys = _distinct(cases, {number: shown[number] for number in sorted(held)})
         choosing, others = hold_out(keys, len(held) // 2, len(held) - 1, config.seed)
         reporting = held - choosing - others
-    if own_eval is None:
+    if not own_eval:
         train = {number: key for number, key in train.items() if number not in held | left_out}
     trained = set(train.values())
     return DatasetSplit(
-        MixedCases([everything.select(list(train))]),
-        MixedCases([cases.select(sorted(reporting))]),
+        [everything[number] for number in train],
+        [cases[number] for number in sorted(reporting)],
         dropped,
         overlap=sum(shown[number] in trained for number in reporting),
-        choosing=MixedCases([cases.select(sorted(choosing))]),
+        choosing=[cases[number] for number in sorted(choosing)],
     )
 
 
-def _keys_of(cases: Cases, limit: PromptLimit) -> dict[int, bytes]:
+def _keys_of(cases: Sequence[Case], limit: PromptLimit) -> dict[int, bytes]:
     """The prompt hash of each case whose prompt is short enough, by row number."""
-    keys = zip(cases.numbers, map(limit.key_of, cases), strict=True)
-    return {number: key for number, key in keys if key}
+    return {number: key for number, key in enumerate(map(limit.key_of, cases)) if key}
 
 
-def _distinct(cases: Cases, shown: Mapping[int, bytes]) -> Mapping[int, Hashable]:
+def _distinct(cases: Sequence[Case], shown: Mapping[int, bytes]) -> Mapping[int, Hashable]:
     """What tells the cases apart: their prompts; their rows if all prompts are equal, or their numbers."""
     keys: Mapping[int, Hashable] = shown
     if len(set(shown.values())) < 2:
-        keys = {number: canonical_text(cases.rows[number]) for number in shown}
+        keys = {number: canonical_text(cases[number].row) for number in shown}
     return keys if len(set(keys.values())) > 1 else {number: number for number in shown}
 
 
@@ -237,13 +237,10 @@ def split_each(
                 )
         parts.append(found)
 
-    def mixed(cases: Iterable[MixedCases]) -> MixedCases:
-        return MixedCases([part for one in cases for part in one.parts])
-
     return DatasetSplit(
-        mixed(part.train for part in parts),
-        mixed(part.held_out for part in parts),
+        list(chain(*(part.train for part in parts))),
+        list(chain(*(part.held_out for part in parts))),
         sum(part.dropped for part in parts),
         sum(part.overlap for part in parts),
-        mixed(part.choosing for part in parts),
+        list(chain(*(part.choosing for part in parts))),
     )

@@ -85,8 +85,8 @@ def load_policy(reference: ModelReference, config: TrainConfig, with_weights: bo
             generation = GenerationConfig.from_pretrained(model_path(config.model))
     ends = generation.eos_token_id  # as in TRL, of the model and of the tokenizer
     ends = [*(ends if isinstance(ends, list) else [] if ends is None else [ends]), tokenizer.eos_token_id]
-    stop_strings = Sampling.of(config).stop_strings(tokenizer)
-    return LoadedPolicy(config, model, tokenizer, context, EndOfTurn(list(dict.fromkeys(ends)), stop_strings))
+    end = EndOfTurn(list(dict.fromkeys(ends)), config.rl_stop or (), tokenizer)
+    return LoadedPolicy(config, model, tokenizer, context, end)
 
 
 def tokenizer_folder(reference: ModelReference) -> str | None:

@@ -67,7 +67,7 @@ def open_environment(config: TrainConfig, tokenizer: object, environment: object
     attributes = frozenset(getattr(environment, "__dict__", ()))
     cases, held_out = built = build_cases(environment, tokenizer)
     check_contract(environment, columns(built))
-    return OpenedEnvironment(start_runner(environment, config), cases, held_out or (), note, attributes)
+    return OpenedEnvironment(start_runner(environment, config), cases, held_out, note, attributes)
 
 
 # -- a new one

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from aitrain.environment.contract import Case
 from aitrain.environment.rollout_session import session_for
-from aitrain.environment.session import ResetResult
+from aitrain.environment.session import EnvResponse
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import as_failure
 from aitrain.rollout.chat_format import ChatFormat
@@ -87,7 +87,7 @@ def show(
     return {**facts, "tools": tools, "shown": shown}
 
 
-def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
+def _begun(opened: OpenedEnvironment, case: Case) -> EnvResponse:
     """The start of an episode of the case."""
     session = session_for(opened.runner.environment, case)
     try:

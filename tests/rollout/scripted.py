@@ -10,7 +10,7 @@ from typing import Any
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
-from aitrain.rollout.chat_format import ChatFormat, TemplateSupport
+from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Trajectory
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
@@ -53,7 +53,7 @@ class Scripted(Engine):
     async def generate(self, request: GenerationRequest) -> Completion:
         self.requests.append(request)
         ids = [ord(letter) for letter in self.answer("".join(map(chr, request.prompt_ids)))][: request.max_tokens]
-        return Completion(ids, [-1.0] * len(ids), "stop" if END.is_reached(ids) else "length")
+        return Completion(ids, [-1.0] * len(ids), not END.is_reached(ids))
 
 
 def cases(count: int = 1, chat: bool = True) -> list[Case]:
@@ -89,12 +89,6 @@ class Asks:
         return []
 
 
-class WithTools(TemplateSupport):
-    """A template that can write calls and their results."""
-
-    has_tool_calls = True
-
-
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -108,7 +102,7 @@ def play_with_notes(
 ) -> tuple[list[Episode], list[str]]:
     """Episodes of these cases (one, if none are given), and the notes that the user was shown."""
     notes: list[str] = []
-    chat = ChatFormat(Letters(), support=WithTools())
+    chat = ChatFormat(Letters(), has_tool_calls=True)  # a template that can write calls and their results
     return play(environment, engine, limits, of, chat, notes.append, **options), notes
 
 

@@ -40,8 +40,8 @@ def played(
     async def generate(request: GenerationRequest) -> Completion:
         engine.requests.append(request)
         ids = tokenizer.encode(said(tokenizer.decode(request.prompt_ids)), add_special_tokens=False)
-        ids, reason = ids[: request.max_tokens], "stop" if len(ids) <= request.max_tokens else "length"
-        return Completion(ids, [-1.0] * len(ids), reason)  # type: ignore[arg-type]
+        is_cut, ids = len(ids) > request.max_tokens, ids[: request.max_tokens]
+        return Completion(ids, [-1.0] * len(ids), is_cut)
 
     engine.generate = generate  # type: ignore[method-assign]
     chat = format_for_episodes(chat_format(tokenizer, TrainConfig(**options)), following)

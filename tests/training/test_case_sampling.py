@@ -16,7 +16,8 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
-from aitrain.environment.dataset import Cases, number_apart
+from aitrain.environment.contract import Case
+from aitrain.environment.dataset import number_apart
 from aitrain.environment.runner import start_runner
 from aitrain.execution.failure import FailureCount
 from aitrain.rollout.chat_format import ChatFormat
@@ -81,8 +82,8 @@ class Ranks:
             return list(pool.map(work, range(self.count)))
 
 
-def cases_of(count: int) -> Cases:
-    return Cases([{"prompt": f"{number}?"} for number in range(count)], range(count))
+def cases_of(count: int) -> list[Case]:
+    return [Case(number, f"{number}?", {}, number) for number in range(count)]
 
 
 def order_of(cases: int, groups: int, seed: int = 1) -> CaseOrder:
@@ -238,7 +239,7 @@ SIZES = {"a": 10, "b": 7, "c": 5}
 
 
 def order(weights: list[float]) -> CaseOrder:
-    built = number_apart({name: (cases_of(SIZES[name]), None) for name, _ in zip(SIZES, weights, strict=False)})
+    built = number_apart({name: (cases_of(SIZES[name]), []) for name, _ in zip(SIZES, weights, strict=False)})
     streams = zip(built.items(), weights, strict=True)
     return CaseOrder({name: CaseStream(cases, 3, weight) for (name, (cases, _)), weight in streams}, AT_ONCE)
 

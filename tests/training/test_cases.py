@@ -11,7 +11,7 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
-from aitrain.environment.dataset import Cases, MixedCases
+from aitrain.environment.contract import Case
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.batch_source import CaseOrder, CaseStream
@@ -70,11 +70,15 @@ def limit() -> PromptLimit:
     return PromptLimit(ChatFormat(load_tokenizer(TrainConfig(model="tiny"))), 60)
 
 
+def numbered(rows: list[dict[str, Any]]) -> list[Case]:
+    return [Case(number, row.get("prompt", []), row, number) for number, row in enumerate(rows)]
+
+
 def made(rows: list[dict[str, Any]], limit: PromptLimit, **options: Any) -> DatasetSplit:
-    return split((Cases(rows, range(len(rows))), None), TrainConfig(**options), limit)
+    return split((numbered(rows), []), TrainConfig(**options), limit)
 
 
-def prompts(cases: MixedCases) -> set[str]:
+def prompts(cases: list[Case]) -> set[str]:
     return {case.prompt if isinstance(case.prompt, str) else case.prompt[0]["content"] for case in cases}
 
 
@@ -131,13 +135,13 @@ def test_rows_with_one_prompt_or_none_are_split_by_their_rows(
 
 def test_what_training_needs_is_not_taken_from_it_unasked(limit: PromptLimit) -> None:
     rows = [{"prompt": f"say {n % 2}"} for n in range(40)]
-    found = split((Cases(rows, range(40)), None), TrainConfig(), limit, needed=30)
+    found = split((numbered(rows), []), TrainConfig(), limit, needed=30)
     assert (len(found.train), len(found.held_out)) == (40, 0)
 
 
 def test_what_an_eval_dataset_shares_with_training_and_what_is_too_long_is_counted(limit: PromptLimit) -> None:
-    own_eval = Cases([{"prompt": "say 1"}, {"prompt": "say 1", "other": 1}, {"prompt": "tell"}], range(3))
+    own_eval = numbered([{"prompt": "say 1"}, {"prompt": "say 1", "other": 1}, {"prompt": "tell"}])
     rows = [{"prompt": f"say {n}{'a' * 80 * (n % 4 == 0)}"} for n in range(8)]
-    found = split((Cases(rows, range(8)), own_eval), TrainConfig(), limit)
+    found = split((numbered(rows), own_eval), TrainConfig(), limit)
     assert (found.overlap, found.dropped, [case.number for case in found.train]) == (2, 2, [1, 2, 3, 5, 6, 7])
     assert [int(note.split()[0]) for note in found.notes(60)] == [2, 2]

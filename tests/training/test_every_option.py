@@ -17,8 +17,7 @@ import torch
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule, plan_batch
 from aitrain.engines.sampling import Sampling
-from aitrain.environment.contract import parse_score
-from aitrain.environment.dataset import Cases, MixedCases
+from aitrain.environment.contract import Case, parse_score
 from aitrain.environment.runner import EnvRunner
 from aitrain.options.section import options_of
 from aitrain.rollout.limits import limits_of
@@ -82,7 +81,7 @@ def batches(config: TrainConfig) -> object:
         seed=0, process_index=0, shuffle_dataset=True, num_generations=2, mask_truncated_completions=False
     )
     rollouts: Any = SimpleNamespace(gather=list)
-    cases = MixedCases([Cases([], range(9))])
+    cases = [Case(number, "?", {}) for number in range(9)]
     source = batch_source(EnvRunner(None, config), rollouts, cases, CaseSchedule(9, 2, 1, 1), args)
     return type(source).__name__, source.refill_limit
 

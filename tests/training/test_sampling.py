@@ -18,7 +18,7 @@ from aitrain.engines.logprob_check import LogprobShift
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.engine import Decoding, GenerationRequest
-from aitrain.rollout.limits import EndOfTurn, StopStrings
+from aitrain.rollout.limits import EndOfTurn
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def sample(
     model: Any, tokenizer: Any, rows: Sequence[GenerationRequest], sampling: Sampling = SHAPES[0], most: int = LENGTH
 ) -> list[list[int]]:
     """Answers of the engine, in one batch."""
-    end = EndOfTurn([tokenizer.eos_token_id], sampling.stop_strings(tokenizer))
+    end = EndOfTurn([tokenizer.eos_token_id], sampling.stop, tokenizer)
     engine = HFEngine(model, tokenizer, sampling, end)
     return [completion.ids for completion in engine.sample(list(rows), sampling, most)]
 
@@ -96,14 +96,14 @@ def test_generate_samples_from_that_distribution_whatever_the_padding_and_the_mo
 
 
 def test_a_stop_string_is_found_when_its_last_token_comes_and_not_before(tokenizer: Any) -> None:
-    stops = StopStrings(tokenizer, ["</a>", "é!"])
+    stops = EndOfTurn([], ["</a>", "é!"], tokenizer)
     ids = tokenizer("x<b></a>y</a>", add_special_tokens=False).input_ids
     text = [tokenizer.decode(ids[: count + 1]) for count in range(len(ids))]
-    hits = [count for count in range(len(ids)) if stops.ends(ids[: count + 1])]
+    hits = [count for count in range(len(ids)) if stops.is_reached(ids[: count + 1])]
     assert [text[count] for count in hits] == ["x<b></a>", "x<b></a>y</a>"]
     accented = tokenizer("caféé!", add_special_tokens=False).input_ids
-    assert [stops.ends(accented[: count + 1]) for count in range(len(accented))][-1]
-    assert not any(stops.ends(accented[:count]) for count in range(len(accented)))
+    assert [stops.is_reached(accented[: count + 1]) for count in range(len(accented))][-1]
+    assert not any(stops.is_reached(accented[:count]) for count in range(len(accented)))
 
 
 STOPS = ["e", "a", "t", "0", "#", "i o"]
@@ -112,7 +112,7 @@ STOPS = ["e", "a", "t", "0", "#", "i o"]
 def test_an_answer_ends_with_its_stop_string_which_it_keeps(model: Any, tokenizer: Any) -> None:
     """And is at its end, not cut off."""
     sampling = Sampling(stop=tuple(STOPS))
-    end, ended = EndOfTurn([tokenizer.eos_token_id], sampling.stop_strings(tokenizer)), 0
+    end, ended = EndOfTurn([tokenizer.eos_token_id], STOPS, tokenizer), 0
     rows = [seeded(tokenizer(f"say {number}:").input_ids, number) for number in range(12)]
     for ids in sample(model, tokenizer, rows, sampling, 60):
         text = re.sub(r"<\|\w+\|>", "x", tokenizer.decode(ids))

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from aitrain.packages import TINY_FOLDER
-from aitrain.rollout.limits import StopStrings
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.runs.run_folder import read_lines
 from tests.conftest import episodes_of
 
@@ -78,11 +78,11 @@ def test_every_sampling_option_means_the_same_as_with_transformers(tmp_path: Pat
     check_agreement(lines)
     assert all(abs(line["sampling/importance_sampling_ratio/mean"] - 1) < 0.02 for line in lines)
     tokenizer = AutoTokenizer.from_pretrained(TINY_FOLDER)
-    stops, ends = StopStrings(tokenizer, ["1", "3", "7", "e"]), 0
+    stops, ends = EndOfTurn([], ["1", "3", "7", "e"], tokenizer), 0
     for record in episodes_of(tmp_path / "runs" / "run"):
         for message in record["messages"]:
             if message["role"] == "assistant":
                 ids = tokenizer(message["content"], add_special_tokens=False)["input_ids"]
-                assert not any(stops.ends(ids[:count]) for count in range(1, len(ids))), message
-                ends += stops.ends(ids)
+                assert not any(stops.is_reached(ids[:count]) for count in range(1, len(ids))), message
+                ends += stops.is_reached(ids)
     assert ends > 10

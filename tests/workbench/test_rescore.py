@@ -12,13 +12,13 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner
-from aitrain.rollout.chat_format import TemplateSupport
+from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
 from aitrain.runs.records import RECORD, RolloutRecord
 from aitrain.training.training_batch import episode_record
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.rescore import DIFFERENT, RescoredEpisode, report, rescore
-from tests.rollout.scripted import Scripted, play
+from tests.rollout.scripted import Letters, Scripted, play
 
 
 def rows() -> list[Case]:
@@ -44,7 +44,8 @@ def saved(
     environment: Any, answer: Callable[[str], str] = number_of, limits: Limits | None = None
 ) -> list[RolloutRecord]:
     """Records of episodes that were played, as they come back from the file."""
-    episodes = play(environment, Scripted(answer), limits, rows())
+    chat = ChatFormat(Letters(), has_tool_calls=True)
+    episodes = play(environment, Scripted(answer), limits, rows(), chat)
     lines = [json.dumps(episode_record(episode, 3, 2).to_json()) for episode in episodes]
     return [RECORD.validate_json(line) for line in lines]
 
@@ -184,9 +185,8 @@ class Shop:
     ],
 )
 def test_tools_run_again_in_a_replay_and_a_malformed_call_is_not_guessed(
-    call: str, expected: tuple[float, float | None, str], monkeypatch: pytest.MonkeyPatch
+    call: str, expected: tuple[float, float | None, str]
 ) -> None:
-    monkeypatch.setattr(TemplateSupport, "has_tool_calls", True)  # the template can write tool calls
     records = saved(Shop(), lambda text: "done$" if text.count("$a:") > 1 else f"<tool_call>{call}</tool_call>$")
     assert [(one.record.score, one.after, one.problem) for one in rescored(Shop(), records)] == [expected] * 4
 
