@@ -4,21 +4,25 @@ Settings: size, seed, system and score_range as in `settings.py`; `model_roles`;
 `task` if one has the name of a setting).
 """
 
-from __future__ import annotations
-
+import copy
 import math
 import os
 from collections.abc import Iterable, Mapping
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, requires
-from aitrain.environment.contract import Score
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
+from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
 
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 """What Inspect counts for scores that are words: correct, partial, incorrect, no answer."""
+UNUSED_LIMITS = ("token_limit", "cost_limit", "time_limit", "working_limit")
+"""Limits of a task on what waiting for the policy would count for, or the policy does not tell."""
+
+NO_SERVERS: Any = {"acp_server": False, "ctl_server": False}
 
 
 class InspectTask:
@@ -38,6 +42,7 @@ class InspectTask:
         task: JsonMapping | None = None,
         **arguments: Any,
     ) -> None:
+        import inspect_ai
         from inspect_ai._eval.loader import load_tasks
 
         self.requirements = requires(score_range, "inspect")
@@ -57,26 +62,45 @@ class InspectTask:
                 f"rl_env: the task {self.task.name} needs a sandbox, which this adapter does not start\n"
                 "Use a task whose tools run in Python."
             )
+        for limit in UNUSED_LIMITS:
+            setattr(self.task, limit, None)
+        with TemporaryDirectory() as folder:  # imports for seconds what the processes of episodes then have
+            inspect_ai.eval(inspect_ai.Task(), model="mockllm/model", display="none", log_dir=folder, **NO_SERVERS)
 
     def build_dataset(self) -> list[JsonObject]:
         """A row for each sample, with the sample in it; the solvers ask first."""
-        samples = choose(list(self.task.dataset), self.size, self.seed)
-        ids = [sample.id if sample.id is not None else number for number, sample in enumerate(samples)]
-        return [
-            {"prompt": [], "case_idx": id, "sample": {**sample.model_dump(exclude_none=True), "id": id}}
-            for id, sample in zip(ids, samples, strict=True)
-        ]
+        rows = []
+        for number, sample in enumerate(choose(list(self.task.dataset), self.size, self.seed)):
+            given = {"id": number, **sample.model_dump(exclude_none=True)}
+            if self.system is not None:
+                given["input"] = prompted(as_messages(given["input"]), self.system)
+            rows.append({"prompt": [], "case_idx": given["id"], "sample": given})
+        return rows
 
     async def rollout(self, sample: JsonObject, endpoint: Endpoint) -> Score:
-        """Run the task's solvers and scorers on a sample."""
-        from inspect_ai.dataset import Sample
+        """An eval of one sample: the task's solvers, then its scorers."""
+        from inspect_ai import eval_async
+        from inspect_ai.dataset import MemoryDataset, Sample
+        from inspect_ai.model import GenerateConfig, Model
 
-        from aitrain.environment.adapters.inspect_sample import run_sample
+        from aitrain.environment.adapters.inspect_model import PolicyModel
 
-        values, untrained = await run_sample(
-            self.task, Sample.model_validate(sample), endpoint, self.system, self.model_roles
-        )
-        return score_of(values, {"untrained_requests": float(untrained)})
+        task, policy = copy.copy(self.task), PolicyModel(endpoint)
+        task.dataset = MemoryDataset([Sample.model_validate(sample)])
+        with TemporaryDirectory() as folder:
+            (log,) = await eval_async(
+                task,
+                model=Model(policy, GenerateConfig()),
+                model_roles=self.model_roles,
+                epochs=1,
+                debug_errors=True,  # they are raised
+                log_dir=folder,
+                log_realtime=False,
+                **NO_SERVERS,
+            )
+            scores = log.samples[0].scores or {}
+        values = {name: score.value for name, score in scores.items()}
+        return score_of(values, {"untrained_requests": float(policy.untrained)})
 
 
 def score_of(values: Mapping[str, object], metrics: Mapping[str, float]) -> Score:
