@@ -40,11 +40,11 @@ class TRLEnvironment(RowSource):
         self.requirements = requires(self.score_range, "trl")
         own, self.factory = parse_id(self.id), load_object(*parse_id(self.id)[0])
         functions = reward_functions(self.rewards, self.weights) if self.rewards else []
-        judges = [function.judge() for function in functions]
+        judges: list[Judge] = [*functions]
         if hasattr(self.factory, "get_reward"):
             judges.append(Judge(own[0][1], lambda environment: environment.get_reward(), bounds=(-math.inf, math.inf)))
         self.judges = Judges({ANY_SOURCE: judges})
-        self.source_files = source_files(own, [self.factory, *(one.own.function for one in functions)])
+        self.source_files = source_files(own, [self.factory, *(one.function for one in functions)])
         if not judges:
             raise ConfigError(f"rl_env_config: {self.id} has no get_reward: name reward functions with `rewards`")
 
