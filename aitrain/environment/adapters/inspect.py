@@ -1,17 +1,17 @@
 """Tasks of Inspect with their solvers, tools and scorers: `--rl-env inspect:my_task.py@task`, or `package/task`.
 
-Settings: size, seed, system and score_range as in `settings.py`; `model_roles`; and the arguments of the task (in
-`task` if one has the name of a setting).
+Settings: those of `settings.py`, and `model_roles`. The arguments are those of the task.
 """
 
 import copy
 import math
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, prompted, requires
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, PackageEnvironment, choose, prompted
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.user_modules import source_files
@@ -25,34 +25,26 @@ UNUSED_LIMITS = ("token_limit", "cost_limit", "time_limit", "working_limit")
 NO_SERVERS: Any = {"acp_server": False, "ctl_server": False}
 
 
-class InspectTask:
+@dataclass(eq=False, kw_only=True)
+class InspectTask(PackageEnvironment):
     """The samples of a task. Its solvers run as they are and ask the policy, which is trained on what it answers in the
     sample's own conversation; its scorers give the score, the mean of them if there are several."""
 
-    def __init__(
-        self,
-        id: str,
-        /,
-        *,
-        size: int | None = None,
-        seed: int | None = None,
-        system: str | None = None,
-        score_range: object = "0,1",
-        model_roles: JsonMapping | None = None,
-        task: JsonMapping | None = None,
-        **arguments: Any,
-    ) -> None:
+    package = "inspect"
+    score_range: Any = "0,1"
+    model_roles: JsonMapping = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         import inspect_ai
         from inspect_ai._eval.loader import load_tasks
 
-        self.requirements = requires(score_range, "inspect")
-        self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
-        file, at, name = id.partition("@")
+        super().__post_init__()
+        file, at, name = self.id.partition("@")
         if file.endswith(".py"):
             file = os.path.relpath(os.path.expanduser(file))
-        found = load_tasks([file + at + name], {**arguments, **(task or {})})
+        found = load_tasks([file + at + name], dict(self.arguments))
         if len(found) != 1:
-            raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
+            raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {self.id}: name one, as in file.py@task")
         self.task = found[0]
         self.source_files = source_files([(file, "")] if file.endswith(".py") else ())
         if not self.task.scorer:
@@ -91,7 +83,7 @@ class InspectTask:
             (log,) = await eval_async(
                 task,
                 model=Model(policy, GenerateConfig()),
-                model_roles=self.model_roles,
+                model_roles=dict(self.model_roles),
                 epochs=1,
                 debug_errors=True,  # they are raised
                 log_dir=folder,

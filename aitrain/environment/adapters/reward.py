@@ -4,14 +4,12 @@ Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `
 `group`, names of those that compare the answers of a group (found by a trial if it is not set).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from aitrain.environment.adapters.rows import Row, ScoredRows
 from aitrain.environment.adapters.settings import requires
@@ -80,7 +78,7 @@ class RewardFunction(Judge):
         metrics = {name: fmean(values) for name, values in logged.items()}
         return [{**metrics, "score": reward} for reward in rewards]
 
-    def tried_on(self, row: Row) -> RewardFunction:
+    def tried_on(self, row: Row) -> Self:
         """The function, which compares answers if it rewards them otherwise together than one by one, or fails at this
         trial.
 
@@ -121,14 +119,12 @@ def reward_functions(
     return [RewardFunction(**vars(judge), compares=group is None or judge.name in group) for judge in judges]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class RewardFunctions(ScoredRows):
     """Asks the rows' prompts; the score of an answer is the weighted sum of the functions' rewards."""
 
-    id: str
-    weights: Sequence[float] | None = field(default=None, kw_only=True)
-    group: Sequence[str] | None = field(default=None, kw_only=True)
-    score_range: object = field(default=None, kw_only=True)
+    weights: Sequence[float] | None = None
+    group: Sequence[str] | None = None
     sees_thoughts = True  # as in TRL
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.adapters.settings import choose, prompted
+from aitrain.environment.adapters.settings import AdaptedEnvironment, choose, prompted
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.judges.judge_set import JudgeDescription, Judges, load, users_place
 from aitrain.environment.judges.rules import EXAMPLES
@@ -47,7 +47,7 @@ def files_of(data: object) -> list[str]:
 
 
 @dataclass(kw_only=True, eq=False)
-class RowSource:
+class RowSource(AdaptedEnvironment):
     """Where rows come from, and how they become cases."""
 
     data: Data | None
@@ -55,9 +55,6 @@ class RowSource:
     """Split of a data set of the Hub."""
     columns: Mapping[str, str] | None = None
     """New columns by the names of those they are copied from, as in {"solution": "reward_model.ground_truth"}."""
-    size: int | None = None
-    seed: int | None = None
-    system: str | None = None
 
     def cases(self, eval_data: Data | None = None) -> list[Row]:
         """The rows of `data`, or of `eval_data`, as cases.
@@ -194,24 +191,23 @@ class ScoredRows(RowSource):
         return None if case.get("answer") in (None, "") else str(case["answer"])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class JudgedRows(ScoredRows):
     """The rows of the files that the id names."""
 
-    id: str
-    judges: JudgeDescription | None = field(default=None, kw_only=True)
+    judges: JudgeDescription | None = None
     data: Data | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.data = self.id.split(",")
         self.score_episode = load(self.judges)
         self.source_files = self.score_episode.source_files
-        low, high = self.score_episode.score_range
         # code of the user's and math-verify may hang: a process can be ended
         may_hang = any(judge.place == "math" or users_place(judge.place) for judge in self.score_episode)
+        low, high = self.score_episode.score_range
         self.requirements = EnvRequirements(
             "process" if may_hang else None,
-            score_range=(low, high) if math.isfinite(high - low) else "any",
+            score_range=self.score_range or ((low, high) if math.isfinite(high - low) else "any"),
         )
 
     def cases(self, eval_data: Data | None = None) -> list[Row]:

@@ -1,7 +1,5 @@
 """Several judges with weights, chosen by the `data_source` of a row, as one judge of its answers."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
