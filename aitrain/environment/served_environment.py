@@ -1,7 +1,5 @@
 """An environment that `aitrain env serve` serves, as one of this process: `--rl-env http://host:port`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -101,7 +101,7 @@ def walk(**settings: Any) -> Any:
         ({}, 0, ["forth", "forth"], ["[X] . .\n\nAnswer with one of: back, forth.", ". [X] ."], 0.75, 0.0),
         ({}, 0, ["forward", "forth", "forth"], ["", "That is no action. Answer with one of: back, forth."], 0.75, 1.0),
         ({"actions": []}, 0, ["0.5", "not 0 but 1"], ["[X] . .\n\nAnswer with a number from 0 to 1."], -0.25, 1.0),
-        ({"length": 2, "price": 0.5, "seed": 1}, 1, ["back", "forth"], [], 0.5, 0.0),
+        ({"arguments": {"length": 2, "price": 0.5}, "seed": 1}, 1, ["back", "forth"], [], 0.5, 0.0),
     ],
 )
 def test_answers_are_read_as_actions_and_the_score_is_the_sum_of_the_rewards(
@@ -130,7 +130,7 @@ def test_an_environment_that_reads_text_gets_the_whole_answer() -> None:
 
 def test_ids_settings_and_actions_are_checked_when_it_is_made() -> None:
     with pytest.raises(EnvironmentFailed, match="argument 'lenght'"):
-        walk(lenght=3)
+        walk(arguments={"lenght": 3})
     with pytest.raises(ConfigError, match="has 2 actions"):
         walk(actions=["go"])
 

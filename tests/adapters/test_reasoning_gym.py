@@ -119,4 +119,4 @@ def test_what_the_framework_refuses_is_told() -> None:
         ("composite", {"datasets": parts}, "maximum"),
     ):
         with pytest.raises(EnvironmentFailed, match=word):
-            made(f"reasoning-gym:{id}", **settings)  # type: ignore[arg-type]
+            made(f"reasoning-gym:{id}", arguments=settings)

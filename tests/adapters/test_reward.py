@@ -140,7 +140,7 @@ def test_functions_that_compare_are_named_or_found_by_a_trial(
     env = environment(f"my_rewards.py:{name}", **settings)
     assert env.score_group is not None, "groups are played whole where it is not known yet"
     cases_of(env)
-    assert env.comparing == comparing
+    assert [one.name for one in env.score_episode if one.compares] == comparing
     assert (env.score_group is None) == (not comparing)
     assert settings or f"of a group: {', '.join(comparing) or 'none'}" in dataset_note(env)
 

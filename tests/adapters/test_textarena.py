@@ -118,7 +118,7 @@ def guesses(*numbers: int) -> list[str]:
 @pytest.mark.parametrize(
     ("settings", "replies", "score", "metrics"),
     [
-        ({"max_turns": 9}, guesses(*range(1, 10)), 1.0, {"invalid_move": 0.0, "opponent_erred": 0.0}),
+        ({"arguments": {"max_turns": 9}}, guesses(*range(1, 10)), 1.0, {"invalid_move": 0.0, "opponent_erred": 0.0}),
         ({}, ["nothing"], -1.0, {"invalid_move": 1.0, "opponent_erred": 0.0}),
         ({}, guesses(10), 0.0, {"unfinished": 1.0}),
     ],

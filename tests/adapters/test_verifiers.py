@@ -33,7 +33,7 @@ def test_rows_hold_all_that_a_rollout_needs_and_held_out_ones_are_the_environmen
     assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0+0"}]
     assert first.row["vf_input"] == {"answer": "0"}
     assert len(environment.build_eval_dataset()) == 2
-    assert made("verifiers:my-env", held_out=0, **RANGE).build_eval_dataset is None
+    assert made("verifiers:my-env", arguments={"held_out": 0}, **RANGE).build_eval_dataset is None
     assert signal.getsignal(signal.SIGTERM) is handler  # which the framework sets
     run_if_async(environment.close())
     assert environment.env.torn_down == 1
@@ -53,14 +53,14 @@ def test_the_rubric_scores_and_each_function_is_a_metric() -> None:
     [(0.1, "2", r"ValueError: no dictionary(.|\n)*my_env.py, line"), (0.0, "raise", "the tool's server is gone")],
 )
 def test_a_weighted_function_or_a_rollout_that_raises_is_missing_data(weight: float, said: str, words: str) -> None:
-    environment = made("verifiers:my-env", broken_weight=weight, **RANGE)
+    environment = made("verifiers:my-env", arguments={"broken_weight": weight}, **RANGE)
     (episode,), _ = play_with_notes(environment, saying(said), of=cases_of(environment)[:1])
     assert (episode.result.score, episode.stop) == (None, "env_error")
     assert re.search(words, episode.failure_message), episode.failure_message
 
 
 def test_a_limit_ends_the_rollout_which_is_scored() -> None:
-    environment = made("verifiers:my-env", max_turns=5, **RANGE)
+    environment = made("verifiers:my-env", arguments={"max_turns": 5}, **RANGE)
     (episode,), _ = play_with_notes(
         environment, saying("9", "0"), Limits(2, 99), of=cases_of(environment)[:1], rl_score_range="0,2"
     )

@@ -3,8 +3,6 @@
 The module of an adapter imports its framework inside functions only, so that its keywords can be checked without it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from aitrain.errors import ConfigError

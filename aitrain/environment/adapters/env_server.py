@@ -1,15 +1,13 @@
 """What the adapters share whose environment runs in a server of its own: HTTP calls, tool calls, rewards of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import httpx
 
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, requires
+from aitrain.environment.adapters.settings import AdaptedEnvironment, JsonMapping, JsonObject, requires
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.http_server import check_url, is_local
@@ -120,20 +118,14 @@ class EnvServer(httpx.AsyncClient):
             raise RuntimeError(f"{path} was answered with no JSON: {response.text[:100]!r}") from error
 
 
-@dataclass(eq=False)
-class ServerEnvironment:
-    """Base class of environments that a server plays: the server's URL and the settings that all adapters have.
+@dataclass(eq=False, kw_only=True)
+class ServerEnvironment(AdaptedEnvironment):
+    """Base class of environments that a server plays; the id is its URL.
 
     Raises:
         ConfigError: the URL is none or holds credentials, there is no score_range, or `rewards` is neither.
     """
 
-    url: str
-    _: KW_ONLY
-    size: int | None = None
-    seed: int | None = None
-    system: str | None = None
-    score_range: object = None
     rewards = "sum"
 
     def __post_init__(self) -> None:
@@ -141,7 +133,7 @@ class ServerEnvironment:
         if self.rewards not in ("sum", "last"):
             raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.rewards}")
         try:
-            self.url = check_url(self.url, "servers that want a key are not supported")
+            self.url = check_url(self.id, "servers that want a key are not supported")
         except ValueError as error:
             raise ConfigError(f"rl_env: {name}: {error}") from None
         self.requirements = requires(self.score_range, name, None)

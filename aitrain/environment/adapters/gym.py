@@ -1,17 +1,15 @@
 """Environments with gymnasium's `reset` and `step`: `--rl-env gym:FrozenLake-v1`, and GEM's: `--rl-env gem:ID`.
 
-Settings: size, seed, system and score_range as in `settings.py`; `actions`, words for the actions; and arguments of the
-environment (in `make` if one has the name of a setting).
+Settings: those of `settings.py`, and `actions`, words for the actions.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import Games, requires, seed_generators
+from aitrain.environment.adapters.settings import Games, seed_generators
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
@@ -20,30 +18,18 @@ MOST_INVALID = 3  # answers without an action that end an episode
 HIGHLIGHT = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")  # coloured text of a terminal, such as the agent's place
 
 
+@dataclass(eq=False, kw_only=True)
 class Gymnasium(Games):
     """One episode of the environment for each case. The score is the sum of its rewards."""
 
     package = "gymnasium"
+    actions: Sequence[str] = ()
 
-    def __init__(
-        self,
-        id: str,
-        /,
-        *,
-        size: int = 200,
-        seed: int = 0,
-        system: str | None = None,
-        actions: Sequence[str] = (),
-        score_range: object = None,
-        make: Mapping[str, object] | None = None,
-        **config: object,
-    ) -> None:
-        self.id, self.size, self.seed, self.system = id, size, seed, system
-        self.requirements = requires(score_range, self.package)
-        self.config = {**config, **(make or {})}
-        env = self.make()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        env, id, actions = self.make(), self.id, self.actions
         if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
-            self.config.setdefault("render_mode", "ansi")
+            self.arguments = {"render_mode": "ansi", **self.arguments}
         space: Any = getattr(env, "action_space", None)
         count = int(getattr(space, "n", 0))
         first = int(getattr(space, "start", 0)) if count else 0
@@ -52,8 +38,8 @@ class Gymnasium(Games):
         if actions and len(actions) != count:
             raise ConfigError(f"rl_env_config: {id} has {count} actions, and `actions` names {len(actions)}")
         named = actions or list(map(str, range(first, first + count)))
-        self.actions = {word.lower(): number for number, word in enumerate(named, first)}
-        words = "|".join(map(re.escape, sorted(self.actions, key=len, reverse=True)))  # `go north` before `go`
+        self.numbers = {word.lower(): number for number, word in enumerate(named, first)}
+        words = "|".join(map(re.escape, sorted(self.numbers, key=len, reverse=True)))  # `go north` before `go`
         self.pattern = re.compile(rf"(?<![\w-])(?<!\d\.)(?:{words})(?!\w|\.\d)")
         what = f"one of: {', '.join(actions)}" if actions else f"a number from {first} to {first + count - 1}"
         self.instruction = f"Answer with {what}." if count else ""  # else the environment reads the whole answer
@@ -62,7 +48,7 @@ class Gymnasium(Games):
 
     def make(self) -> Any:
         """A new environment of the framework."""
-        return import_module(self.package).make(self.id, **self.config)
+        return import_module(self.package).make(self.id, **self.arguments)
 
     def episode(self, game_seed: int) -> Generator[str, str, Score]:
         """Play until the environment or a limit ends the episode; the score is the sum of the rewards."""
@@ -75,12 +61,12 @@ class Gymnasium(Games):
             reply = yield f"{text}\n\n{self.instruction}".strip()
             while True:
                 named = self.pattern.findall(reply.lower())  # the last action counts
-                if self.actions and not named:
+                if self.numbers and not named:
                     if (invalid := invalid + 1) == MOST_INVALID:
                         break
                     reply = yield f"That is no action. {self.instruction}"
                     continue
-                action = self.actions[named[-1]] if self.actions else reply
+                action = self.numbers[named[-1]] if self.numbers else reply
                 seen, reward, terminated, truncated, info = env.step(action)
                 total, text = total + float(reward), self._shown(env, seen, info)
                 if terminated or truncated:
@@ -93,7 +79,7 @@ class Gymnasium(Games):
         return Score(total, {"invalid_actions": float(invalid)})
 
     def _shown(self, env: Any, seen: object, info: Mapping[str, str]) -> str:
-        is_drawn = not isinstance(seen, str) and self.config.get("render_mode") == "ansi"
+        is_drawn = not isinstance(seen, str) and self.arguments.get("render_mode") == "ansi"
         text = HIGHLIGHT.sub(r"[\1]", str(env.render() if is_drawn else seen)).strip()
         return "\n".join(filter(None, (text, info.get("suffix")))) or "Go on."
 

@@ -1,53 +1,50 @@
 """Tasks of Inspect with their solvers, tools and scorers: `--rl-env inspect:my_task.py@task`, or `package/task`.
 
-Settings: size, seed, system and score_range as in `settings.py`; `model_roles`; and the arguments of the task (in
-`task` if one has the name of a setting).
+Settings: those of `settings.py`, and `model_roles`. The arguments are those of the task.
 """
 
-from __future__ import annotations
-
+import copy
 import math
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, requires
-from aitrain.environment.contract import Score
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, PackageEnvironment, choose, prompted
+from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.user_modules import source_files
 from aitrain.errors import ConfigError
 
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 """What Inspect counts for scores that are words: correct, partial, incorrect, no answer."""
+UNUSED_LIMITS = ("token_limit", "cost_limit", "time_limit", "working_limit")
+"""Limits of a task on what waiting for the policy would count for, or the policy does not tell."""
+
+NO_SERVERS: Any = {"acp_server": False, "ctl_server": False}
 
 
-class InspectTask:
+@dataclass(eq=False, kw_only=True)
+class InspectTask(PackageEnvironment):
     """The samples of a task. Its solvers run as they are and ask the policy, which is trained on what it answers in the
     sample's own conversation; its scorers give the score, the mean of them if there are several."""
 
-    def __init__(
-        self,
-        id: str,
-        /,
-        *,
-        size: int | None = None,
-        seed: int | None = None,
-        system: str | None = None,
-        score_range: object = "0,1",
-        model_roles: JsonMapping | None = None,
-        task: JsonMapping | None = None,
-        **arguments: Any,
-    ) -> None:
+    package = "inspect"
+    score_range: Any = "0,1"
+    model_roles: JsonMapping = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        import inspect_ai
         from inspect_ai._eval.loader import load_tasks
 
-        self.requirements = requires(score_range, "inspect")
-        self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
-        file, at, name = id.partition("@")
+        super().__post_init__()
+        file, at, name = self.id.partition("@")
         if file.endswith(".py"):
             file = os.path.relpath(os.path.expanduser(file))
-        found = load_tasks([file + at + name], {**arguments, **(task or {})})
+        found = load_tasks([file + at + name], dict(self.arguments))
         if len(found) != 1:
-            raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
+            raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {self.id}: name one, as in file.py@task")
         self.task = found[0]
         self.source_files = source_files([(file, "")] if file.endswith(".py") else ())
         if not self.task.scorer:
@@ -57,26 +54,45 @@ class InspectTask:
                 f"rl_env: the task {self.task.name} needs a sandbox, which this adapter does not start\n"
                 "Use a task whose tools run in Python."
             )
+        for limit in UNUSED_LIMITS:
+            setattr(self.task, limit, None)
+        with TemporaryDirectory() as folder:  # imports for seconds what the processes of episodes then have
+            inspect_ai.eval(inspect_ai.Task(), model="mockllm/model", display="none", log_dir=folder, **NO_SERVERS)
 
     def build_dataset(self) -> list[JsonObject]:
         """A row for each sample, with the sample in it; the solvers ask first."""
-        samples = choose(list(self.task.dataset), self.size, self.seed)
-        ids = [sample.id if sample.id is not None else number for number, sample in enumerate(samples)]
-        return [
-            {"prompt": [], "case_idx": id, "sample": {**sample.model_dump(exclude_none=True), "id": id}}
-            for id, sample in zip(ids, samples, strict=True)
-        ]
+        rows = []
+        for number, sample in enumerate(choose(list(self.task.dataset), self.size, self.seed)):
+            given = {"id": number, **sample.model_dump(exclude_none=True)}
+            if self.system is not None:
+                given["input"] = prompted(as_messages(given["input"]), self.system)
+            rows.append({"prompt": [], "case_idx": given["id"], "sample": given})
+        return rows
 
     async def rollout(self, sample: JsonObject, endpoint: Endpoint) -> Score:
-        """Run the task's solvers and scorers on a sample."""
-        from inspect_ai.dataset import Sample
+        """An eval of one sample: the task's solvers, then its scorers."""
+        from inspect_ai import eval_async
+        from inspect_ai.dataset import MemoryDataset, Sample
+        from inspect_ai.model import GenerateConfig, Model
 
-        from aitrain.environment.adapters.inspect_sample import run_sample
+        from aitrain.environment.adapters.inspect_model import PolicyModel
 
-        values, untrained = await run_sample(
-            self.task, Sample.model_validate(sample), endpoint, self.system, self.model_roles
-        )
-        return score_of(values, {"untrained_requests": float(untrained)})
+        task, policy = copy.copy(self.task), PolicyModel(endpoint)
+        task.dataset = MemoryDataset([Sample.model_validate(sample)])
+        with TemporaryDirectory() as folder:
+            (log,) = await eval_async(
+                task,
+                model=Model(policy, GenerateConfig()),
+                model_roles=dict(self.model_roles),
+                epochs=1,
+                debug_errors=True,  # they are raised
+                log_dir=folder,
+                log_realtime=False,
+                **NO_SERVERS,
+            )
+            scores = log.samples[0].scores or {}
+        values = {name: score.value for name, score in scores.items()}
+        return score_of(values, {"untrained_requests": float(policy.untrained)})
 
 
 def score_of(values: Mapping[str, object], metrics: Mapping[str, float]) -> Score:

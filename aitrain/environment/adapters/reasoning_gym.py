@@ -1,44 +1,39 @@
 """Tasks of reasoning-gym: `--rl-env reasoning-gym:chain_sum`, or `composite` for a mixture of tasks.
 
-Settings: those of `settings.py`, `few_shot` (number of solved cases in each prompt), `answer_tag`, and the fields of
-the task's own configuration, such as `max_terms`.
+Settings: those of `settings.py`, `few_shot` (number of solved cases in each prompt) and `answer_tag`. The arguments are
+the fields of the task's own configuration, such as `max_terms`.
 """
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.adapters.settings import ChatMessage, prompted, requires
+from aitrain.environment.adapters.settings import ChatMessage, PackageEnvironment, prompted
 from aitrain.errors import EnvironmentFailed
 
 
-class ReasoningGym:
+@dataclass(eq=False, kw_only=True)
+class ReasoningGym(PackageEnvironment):
     """Asks each of a task's questions once, however often the task draws it.
 
     The entry that scores an answer is in its row: generated again, it may be another.
     """
 
-    def __init__(
-        self,
-        id: str,
-        /,
-        *,
-        size: int = 500,
-        seed: int = 42,
-        system: str | None = None,
-        answer_tag: str | None = None,
-        few_shot: int = 0,
-        score_range: object = "0,1",
-        **config: Any,
-    ) -> None:
+    package = "reasoning-gym"
+    size: int = 500
+    seed: int = 42
+    score_range: Any = "0,1"
+    answer_tag: str | None = None
+    few_shot: int = 0
+
+    def __post_init__(self) -> None:
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
 
-        self.size, self.few_shot, self.system, self.answer_tag = size, few_shot, system, answer_tag
-        self.requirements = requires(score_range, "reasoning-gym")
-        if id == "composite":
+        super().__post_init__()
+        config = dict(self.arguments)
+        if self.id == "composite":
             config["datasets"] = [DatasetSpec(**{"weight": 1, "config": {}, **spec}) for spec in config["datasets"]]
-        dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
+        dataset = reasoning_gym.create_dataset(self.id, size=self.size + self.few_shot, seed=self.seed, **config)
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
     def build_dataset(self) -> list[dict[str, Any]]:

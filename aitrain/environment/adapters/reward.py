@@ -4,14 +4,12 @@ Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `
 `group`, names of those that compare the answers of a group (found by a trial if it is not set).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from aitrain.environment.adapters.rows import Row, ScoredRows
 from aitrain.environment.adapters.settings import requires
@@ -27,21 +25,6 @@ Completion = str | list[dict[str, object]]
 """An answer: text for a prompt that is text, else messages."""
 
 
-def reward_functions(id: str, weights: Sequence[float] | None = None) -> list[RewardFunction]:
-    """The functions that an id names, with their weights.
-
-    Raises:
-        ConfigError: it names none, there is no such function, or there are more or fewer weights.
-    """
-    places = [":".join(place) for place in parse_id(id)]
-    if not all(map(all, parse_id(id))):
-        raise ConfigError(f"rl_env: {id} names no function: FILE.py:FUNCTION\nRules are judges: --rl-env rows:FILE.")
-    if weights is not None and len(weights) != len(places):
-        raise ConfigError(f"rl_env_config: {len(weights)} weights for {len(places)} reward functions")
-    given = zip(places, weights or [1.0] * len(places), strict=True)
-    return list(map(RewardFunction, load([{"judge": place, "weight": one, "range": "any"} for place, one in given])))
-
-
 TRIED_ANSWERS = (
     "No.",
     "<think>One and one are two.</think>\n<answer>2</answer>",
@@ -54,22 +37,21 @@ TRIED_ANSWERS = (
 
 
 @dataclass(frozen=True)
-class RewardFunction:
+class RewardFunction(Judge):
     """A reward function of TRL as a judge."""
 
-    own: Judge
-    """The function with its name and weight; it takes other arguments than judges do."""
+    compares: bool = False
+    """Whether it gets all answers of a group, and not each alone."""
     tokenizer: Any = None
 
-    def judge(self, compares: bool = False) -> Judge:
-        """The judge of one answer, or of the answers of a group."""
-        return replace(self.own, function=self.together if compares else self.alone)
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """The reward of one answer, or those of a group, with what the function logs."""
+        case = arguments["case"]
+        if self.compares:
+            return self.rewards(arguments["completions"], arguments["texts"], case)
+        return self.rewards([arguments["completion"]], [arguments["text"]], case, arguments.get("environment"))[0]
 
-    def alone(self, completion: Completion, text: str, case: Row, environment: object = None) -> dict[str, Any]:
-        """The reward of one answer, with what the function logs."""
-        return self.together([completion], [text], case, environment)[0]
-
-    def together(
+    def rewards(
         self, completions: Sequence[Completion], texts: Sequence[str], case: Row, environment: object = None
     ) -> list[dict[str, Any]]:
         """The rewards of several answers, each with the mean of what the function logs under a name, as in TRL.
@@ -87,19 +69,18 @@ class RewardFunction:
         if environment is not None:
             arguments["environments"] = [environment] * count
         arguments |= {"log_extra": lambda column, values: None, "log_metric": log_metric, "trainer_state": None}
-        function = self.own.function
-        if "completion_ids" in inspect.signature(function).parameters:
+        if "completion_ids" in inspect.signature(self.function).parameters:
             tokenized = (self.tokenizer(text, add_special_tokens=False) for text in texts)
             arguments["completion_ids"] = [tokens["input_ids"] for tokens in tokenized]
-        rewards = list(run_if_async(function(**arguments_for(function, arguments))))
+        rewards = list(run_if_async(self.function(**arguments_for(self.function, arguments))))
         if len(rewards) != count:
-            raise ValueError(f"{self.own.name} returned {len(rewards)} rewards for {count} completions")
+            raise ValueError(f"{self.name} returned {len(rewards)} rewards for {count} completions")
         metrics = {name: fmean(values) for name, values in logged.items()}
         return [{**metrics, "score": reward} for reward in rewards]
 
-    def compares(self, row: Row) -> bool:
-        """Whether it rewards answers otherwise together than one by one. One that fails at the trial gets them
-        together, as in TRL.
+    def tried_on(self, row: Row) -> Self:
+        """The function, which compares answers if it rewards them otherwise together than one by one, or fails at this
+        trial.
 
         A function may compare only what it finds in an answer, or only right ones: so the trial also has the values of
         the row's columns, plain and in a form, and each answer twice.
@@ -111,45 +92,57 @@ class RewardFunction:
         if not isinstance(row["prompt"], str):
             answers = [[{"role": "assistant", "content": text}] for text in texts]
         try:
-            together = self.together(answers, texts, row)
-            alone = [self.alone(*pair, row) for pair in zip(answers, texts, strict=True)]
+            together = self.rewards(answers, texts, row)
+            alone = [self.rewards([answer], [text], row)[0] for answer, text in zip(answers, texts, strict=True)]
         except Exception:
-            return True
-        return [one["score"] for one in together] != [one["score"] for one in alone]
+            return replace(self, compares=True)
+        return replace(self, compares=[one["score"] for one in together] != [one["score"] for one in alone])
 
 
-@dataclass(eq=False)
+def reward_functions(
+    id: str, weights: Sequence[float] | None = None, group: Sequence[str] | None = ()
+) -> list[RewardFunction]:
+    """The functions that an id names, with their weights; those in `group` compare answers, None: all of them may.
+
+    Raises:
+        ConfigError: it names none, there is no such function, or there are more or fewer weights.
+    """
+    places = [":".join(place) for place in parse_id(id)]
+    if not all(map(all, parse_id(id))):
+        raise ConfigError(f"rl_env: {id} names no function: FILE.py:FUNCTION\nRules are judges: --rl-env rows:FILE.")
+    if weights is not None and len(weights) != len(places):
+        raise ConfigError(f"rl_env_config: {len(weights)} weights for {len(places)} reward functions")
+    given = zip(places, weights or [1.0] * len(places), strict=True)
+    judges = list(load([{"judge": place, "weight": one, "range": "any"} for place, one in given]))
+    if unknown := set(group or ()) - {judge.name for judge in judges}:
+        raise ConfigError(f"rl_env_config: group: there is no function {', '.join(unknown)}")
+    return [RewardFunction(**vars(judge), compares=group is None or judge.name in group) for judge in judges]
+
+
+@dataclass(eq=False, kw_only=True)
 class RewardFunctions(ScoredRows):
     """Asks the rows' prompts; the score of an answer is the weighted sum of the functions' rewards."""
 
-    id: str
-    weights: Sequence[float] | None = field(default=None, kw_only=True)
-    group: Sequence[str] | None = field(default=None, kw_only=True)
-    score_range: object = field(default=None, kw_only=True)
+    weights: Sequence[float] | None = None
+    group: Sequence[str] | None = None
     sees_thoughts = True  # as in TRL
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.functions = reward_functions(self.id, self.weights)
+        self.functions = reward_functions(self.id, self.weights, self.group)
         self.requirements = requires(self.score_range, "reward")
-        # without names, each may compare until the trial
-        judges = [one.judge(self.group is None or one.own.name in self.group) for one in self.functions]
-        self.use(Judges({ANY_SOURCE: judges}))
+        self.score_episode = Judges({ANY_SOURCE: self.functions})
         self.source_files = self.score_episode.source_files
 
     def build_dataset(self, tokenizer: Any) -> list[Row]:  # type: ignore[override]
         """The rows of `data`."""
-        functions = [replace(function, tokenizer=tokenizer) for function in self.functions]
         rows = self.cases()
-        if unknown := set(self.group or ()) - {function.own.name for function in functions}:
-            raise ConfigError(f"rl_env_config: group: there is no function {', '.join(unknown)}")
-        self.comparing = list(self.group or ())
+        functions = [replace(function, tokenizer=tokenizer) for function in self.functions]
         if self.group is None:
-            self.comparing = [one.own.name for one in functions if one.compares(rows[0])]
+            functions = [function.tried_on(rows[0]) for function in functions]
+            comparing = ", ".join(function.name for function in functions if function.compares)
             self.dataset_note = (
-                f"reward: functions that compare the answers of a group: {', '.join(self.comparing) or 'none'}"
+                f"reward: functions that compare the answers of a group: {comparing or 'none'}"
                 ' ("group" in --rl-env-config names them).'
             )
-        judges = [function.judge(function.own.name in self.comparing) for function in functions]
-        self.use(Judges({ANY_SOURCE: judges}))
-        return self._checked(rows)
+        self.score_episode = Judges({ANY_SOURCE: functions})
+        return rows

@@ -7,21 +7,19 @@ Understood are rows with `prompt` (TRL; verl and XTuner, whose `reward_model.gro
 `ground_truth`), with `messages` (OpenAI: the last answer becomes the column `answer`), with `question` or `problem`.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from importlib import import_module
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.adapters.settings import choose, prompted
+from aitrain.environment.adapters.settings import AdaptedEnvironment, choose, prompted
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.judges.judge_set import JudgeDescription, Judges, load, users_place
 from aitrain.environment.judges.rules import EXAMPLES
@@ -49,7 +47,7 @@ def files_of(data: object) -> list[str]:
 
 
 @dataclass(kw_only=True, eq=False)
-class RowSource:
+class RowSource(AdaptedEnvironment):
     """Where rows come from, and how they become cases."""
 
     data: Data | None
@@ -57,9 +55,6 @@ class RowSource:
     """Split of a data set of the Hub."""
     columns: Mapping[str, str] | None = None
     """New columns by the names of those they are copied from, as in {"solution": "reward_model.ground_truth"}."""
-    size: int | None = None
-    seed: int | None = None
-    system: str | None = None
 
     def cases(self, eval_data: Data | None = None) -> list[Row]:
         """The rows of `data`, or of `eval_data`, as cases.
@@ -176,34 +171,52 @@ class ScoredRows(RowSource):
     """Rows that are not trained on; None: some of the others are held out."""
     score_episode: Judges = field(init=False)
     """The weighted sum of the judges that look at one answer."""
-    score_group: Callable[..., list[Score]] | None = field(init=False)
-    """The scores of a group, with the judges that compare its answers; None without any."""
 
-    def __post_init__(self) -> None:
-        if self.eval_data is None:
-            self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
-
-    def use(self, judges: Judges) -> None:
-        """Score by these judges."""
-        self.score_episode = judges
-        self.score_group = judges.compare if judges.compares else None
+    @property
+    def score_group(self) -> Callable[..., list[Score]] | None:
+        """The scores of a group, with the judges that compare its answers; None without any."""
+        return self.score_episode.compare if self.score_episode.compares else None
 
     def build_dataset(self) -> list[Row]:
         """The rows of `data`."""
-        return self._checked(self.cases())
+        return self.cases()
 
-    def build_eval_dataset(self) -> list[Row]:
-        """The rows of `eval_data`."""
-        return self._checked(self.cases(self.eval_data))
+    @property
+    def build_eval_dataset(self) -> Callable[[], list[Row]] | None:
+        """The rows of `eval_data`; None without."""
+        return None if self.eval_data is None else partial(self.cases, self.eval_data)
 
     def reference(self, case: Row) -> str | None:
         """The right answer of a row, if it has one."""
-        for judge in self.score_episode.judges_of(case) if "ground_truth" in case else ():
-            if judge.place in EXAMPLES:
-                return EXAMPLES[judge.place].format(case["ground_truth"])
         return None if case.get("answer") in (None, "") else str(case["answer"])
 
-    def _checked(self, rows: list[Row]) -> list[Row]:
+
+@dataclass(eq=False, kw_only=True)
+class JudgedRows(ScoredRows):
+    """The rows of the files that the id names."""
+
+    judges: JudgeDescription | None = None
+    data: Data | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.data = self.id.split(",")
+        self.score_episode = load(self.judges)
+        self.source_files = self.score_episode.source_files
+        # code of the user's and math-verify may hang: a process can be ended
+        may_hang = any(judge.place == "math" or users_place(judge.place) for judge in self.score_episode)
+        low, high = self.score_episode.score_range
+        self.requirements = EnvRequirements(
+            "process" if may_hang else None,
+            score_range=self.score_range or ((low, high) if math.isfinite(high - low) else "any"),
+        )
+
+    def cases(self, eval_data: Data | None = None) -> list[Row]:
+        """The rows, each of which judges can score.
+
+        Raises:
+            ConfigError, EnvironmentFailed: see `RowSource.cases` and `Judges.check_row`.
+        """
+        rows = super().cases(eval_data)
         for number, row in enumerate(rows):
             try:
                 self.score_episode.check_row(row)
@@ -211,29 +224,10 @@ class ScoredRows(RowSource):
                 raise EnvironmentFailed(f"row {number}: {error}") from None
         return rows
 
-
-@dataclass(eq=False)
-class JudgedRows(ScoredRows):
-    """The rows of the files that the id names."""
-
-    id: str
-    judges: JudgeDescription | None = field(default=None, kw_only=True)
-    data: Data | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.data = self.id.split(",")
-        self.use(load(self.judges))
-        self.source_files = self.score_episode.source_files
-        low, high = self.score_episode.score_range
-        # code of the user's and math-verify may hang: a process can be ended
-        may_hang = any(judge.place == "math" or users_place(judge.place) for judge in self.score_episode)
-        self.requirements = EnvRequirements(
-            "process" if may_hang else None,
-            score_range=(low, high) if math.isfinite(high - low) else "any",
-        )
-
     def reference(self, case: Row) -> str | None:
-        """The right answer of a row, if it has one; without another, its ground truth."""
-        found = super().reference(case)
-        return str(case["ground_truth"]) if found is None and "ground_truth" in case else found
+        """The ground truth in the form of the row's rule; else the right answer of a row, or its ground truth."""
+        truth = case.get("ground_truth")
+        for judge in self.score_episode.judges_of(case) if "ground_truth" in case else ():
+            if judge.place in EXAMPLES:
+                return EXAMPLES[judge.place].format(truth)
+        return super().reference(case) or (str(truth) if "ground_truth" in case else None)

@@ -1,18 +1,12 @@
 """Settings that mean the same in all adapters.
 
-    size         number of cases; of rows that are at hand, the first ones
-    seed         which cases are generated; rows that are at hand are shuffled with it, and keep their order without it
-    system       system prompt, in place of the environment's own
-    score_range  lowest and highest score, as in --rl-score-range; needed where the framework does not say
-
 A score is passed on in the framework's own range, which the adapter declares, and is not rescaled.
 """
-
-from __future__ import annotations
 
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from aitrain.environment.requirements import EnvRequirements
@@ -23,9 +17,7 @@ JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
 
 
-def requires(
-    score_range: Any, adapter: str, isolation: Literal["process"] | None = "process", max_turns: int | None = None
-) -> EnvRequirements:
+def requires(score_range: Any, adapter: str, isolation: Literal["process"] | None = "process") -> EnvRequirements:
     """What an adapter's environment requires, with the setting score_range, which is checked as the option.
 
     Raises:
@@ -36,7 +28,40 @@ def requires(
             f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
             ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for any number.'
         )
-    return EnvRequirements(isolation, max_turns, score_range=score_range)
+    return EnvRequirements(isolation, score_range=score_range)
+
+
+@dataclass(eq=False)
+class AdaptedEnvironment:
+    """What all adapters take."""
+
+    id: str
+    """What follows the adapter's name."""
+    _: KW_ONLY
+    size: int | None = None
+    """Number of cases; of rows that are at hand, the first ones."""
+    seed: int | None = None
+    """Which cases are generated; rows that are at hand are shuffled with it, and keep their order without it."""
+    system: str | None = None
+    """System prompt, in place of the environment's own."""
+    score_range: Any = None
+    """Lowest and highest score, as in --rl-score-range; needed where the framework does not say."""
+
+
+@dataclass(eq=False, kw_only=True)
+class PackageEnvironment(AdaptedEnvironment):
+    """An environment of an installed package.
+
+    Raises:
+        ConfigError: there is no score_range.
+    """
+
+    arguments: JsonMapping = field(default_factory=dict)
+    """Those of the framework's own environment."""
+    package = ""
+
+    def __post_init__(self) -> None:
+        self.requirements = requires(self.score_range, self.package)
 
 
 def seed_generators(seed: int) -> None:
@@ -55,12 +80,12 @@ def choose(rows: Sequence[Any], size: int | None, seed: int | None) -> list[Any]
     return chosen[:size]
 
 
-class Games:
+@dataclass(eq=False, kw_only=True)
+class Games(PackageEnvironment):
     """Games that speak first."""
 
-    size: int
-    seed: int
-    system: str | None
+    size: int = 200
+    seed: int = 0
 
     def build_dataset(self) -> list[dict[str, object]]:
         """One row for each game, with its seed, and no prompt but the system prompt."""

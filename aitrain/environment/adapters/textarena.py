@@ -1,18 +1,16 @@
 """Games of TextArena: `--rl-env textarena:GuessTheNumber-v0`, also for several players with scripted opponents.
 
-Settings: size, seed, system and score_range as in `settings.py`; `players`, `seat` and `opponent`; and the arguments of
-the game's constructor, such as `max_turns` (in `game` if one has the name of a setting).
+Settings: those of `settings.py`, `players`, `seat` and `opponent`.
 """
-
-from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.settings import Games, requires, seed_generators
+from aitrain.environment.adapters.settings import Games, seed_generators
 from aitrain.environment.contract import Score
 from aitrain.environment.user_modules import load_function, source_files
 from aitrain.errors import ConfigError
@@ -38,34 +36,22 @@ def any_legal(seen: str, rng: random.Random) -> str:
 GAME = -1  # the sender of the game's own messages
 
 
+@dataclass(eq=False, kw_only=True)
 class TextArena(Games):
     """One game for each case. The score is the player's reward: 1 for winning, -1 for losing or an invalid move."""
 
-    def __init__(
-        self,
-        id: str,
-        /,
-        *,
-        size: int = 200,
-        seed: int = 0,
-        system: str | None = None,
-        players: int = 1,
-        seat: int = 0,
-        opponent: str | None = None,
-        score_range: object = "-1,1",
-        game: Mapping[str, object] | None = None,
-        **config: object,
-    ) -> None:
-        is_named = id.endswith(("-raw", "-train"))
-        self.id = id if is_named else f"{id}-raw"  # by default each observation is the whole game
-        self.config = {**config, **(game or {})}
-        self.size, self.seed, self.system, self.seat = size, seed, system, seat
-        self.opponent: Opponent = any_legal if opponent is None else load_function("opponent", opponent)
-        self.source_files = source_files((), [self.opponent], "textarena")
-        self.players = players
-        if seat not in range(self.players):
-            raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")
-        self.requirements = requires(score_range, "textarena")
+    package = "textarena"
+    score_range: Any = "-1,1"
+    players: int = 1
+    seat: int = 0
+    opponent: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reply: Opponent = any_legal if self.opponent is None else load_function("opponent", self.opponent)
+        self.source_files = source_files((), [self.reply], "textarena")
+        if self.seat not in range(self.players):
+            raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {self.seat}")
         self.start_game(0)  # a game refuses a wrong number of players
 
     def episode(self, game_seed: int, seed: int) -> Generator[str, str, Score]:
@@ -83,7 +69,7 @@ class TextArena(Games):
                 else:
                     with_moves = [text for text in seen if MOVE.search(text)]
                     last_moves[player] = with_moves[-1] if with_moves else last_moves.get(player, "\n".join(seen))
-                    action = self.opponent(last_moves[player], rng)
+                    action = self.reply(last_moves[player], rng)
                 is_over, _ = env.step(action)
         except GeneratorExit:
             return Score(-1.0 if self.players > 1 else 0.0, {"unfinished": 1.0})
@@ -96,6 +82,7 @@ class TextArena(Games):
     def start_game(self, seed: int) -> Any:
         """A new game."""
         seed_generators(seed)
-        env = import_module("textarena").make(self.id, **self.config)
+        is_named = self.id.endswith(("-raw", "-train"))  # by default each observation is the whole game
+        env = import_module("textarena").make(self.id if is_named else f"{self.id}-raw", **self.arguments)
         env.reset(num_players=self.players, seed=seed)
         return env

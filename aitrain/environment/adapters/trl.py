@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aitrain.environment.adapters.reward import Completion, reward_functions
@@ -23,28 +23,26 @@ from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class TRLEnvironment(RowSource):
     """A new instance of the class for each episode: its public methods are the tools, `reset` gets the row.
 
     An episode ends with the first answer without a tool call.
     """
 
-    id: str
-    data: Data | None = field(default=None, kw_only=True)
-    rewards: str | None = field(default=None, kw_only=True)
-    weights: Sequence[float] | None = field(default=None, kw_only=True)
-    score_range: object = field(default=None, kw_only=True)
+    data: Data | None = None
+    rewards: str | None = None
+    weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         self.requirements = requires(self.score_range, "trl")
         own, self.factory = parse_id(self.id), load_object(*parse_id(self.id)[0])
         functions = reward_functions(self.rewards, self.weights) if self.rewards else []
-        judges = [function.judge() for function in functions]
+        judges: list[Judge] = [*functions]
         if hasattr(self.factory, "get_reward"):
             judges.append(Judge(own[0][1], lambda environment: environment.get_reward(), bounds=(-math.inf, math.inf)))
         self.judges = Judges({ANY_SOURCE: judges})
-        self.source_files = source_files(own, [self.factory, *(one.own.function for one in functions)])
+        self.source_files = source_files(own, [self.factory, *(one.function for one in functions)])
         if not judges:
             raise ConfigError(f"rl_env_config: {self.id} has no get_reward: name reward functions with `rewards`")
 

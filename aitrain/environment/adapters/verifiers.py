@@ -1,12 +1,10 @@
 """Environments of the verifiers library: `--rl-env verifiers:my-env`.
 
-Settings: size, seed, system and score_range as in `settings.py`; all others are passed to `load_environment`
-(verifiers 0.4: are fields of the taskset's configuration), in `arguments` if one has the name of a setting.
+Settings: those of `settings.py`; the arguments are passed to `load_environment` (verifiers 0.4: are fields of the
+taskset's configuration).
 
 verifiers 0.3 and 0.4 have different APIs: LegacyVerifiers is for 0.3, VerifiersV1 for 0.4.
 """
-
-from __future__ import annotations
 
 import asyncio
 import copy
@@ -15,35 +13,37 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import replace
 from itertools import islice
 from typing import Any  # also for the objects of verifiers, which have no types here
 
-from aitrain.environment.adapters.settings import choose, prompted, requires
+from aitrain.environment.adapters.settings import JsonMapping, PackageEnvironment, choose, prompted
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
 from aitrain.environment.user_modules import module_specs, package_files
 from aitrain.errors import ConfigError
 from aitrain.execution.process_tree import on_stop_signals
+from aitrain.packages import version_of
 
 KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which verifiers' clients read the key of the address
 
 
-@dataclass(eq=False)
-class VerifiersEnvironment:
-    """What the adapters of both versions share: the settings."""
+class VerifiersEnvironment(PackageEnvironment):
+    """What the adapters of both versions share. verifiers does not bound the value of a reward function, so there must
+    be a score_range."""
 
-    id: str
-    size: int | None
-    seed: int | None
-    system: str | None
-    arguments: Mapping[str, object]
-    max_turns: int | None = None
+    package = "verifiers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # the id may name an owner, a version or an environment around a taskset
+        name = self.id.rpartition("+")[2].rsplit("/", 1)[-1].partition("@")[0]
+        module = name.replace("-", "_")
+        self.source_files = package_files(module) if module_specs(module) else []
 
 
 _raised: ContextVar[dict[str, tuple[float, Exception]]] = ContextVar("raised")
@@ -70,20 +70,20 @@ def _watched(function: Any, weight: float) -> Any:
     return watched
 
 
-@dataclass(eq=False)
 class LegacyVerifiers(VerifiersEnvironment):
     """One environment of verifiers 0.3, of any kind, with its rubric."""
 
     def __post_init__(self) -> None:
         import verifiers
 
+        super().__post_init__()
         with on_stop_signals(signal.default_int_handler):  # it replaces them, and ours are put back
             self.env = verifiers.load_environment(self.id, **self.arguments)
         rubric = self.env.rubric
         if rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
         turns = getattr(self.env, "max_turns", None) or 0
-        self.max_turns = turns if turns > 0 else None
+        self.requirements = replace(self.requirements, max_turns=turns if turns > 0 else None)
         watch_rubric(rubric)
 
     def build_dataset(self) -> list[Message]:
@@ -137,11 +137,11 @@ HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this
 LOCAL = {"type": "subprocess"}
 
 
-@dataclass(eq=False)
 class VerifiersV1(VerifiersEnvironment):
     """One taskset of verifiers 0.4, with its own environment or a named one (`best-of-n+my-taskset`)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.env = _load_v1(self.id, self.arguments)
         if self.size is None and self.env.taskset.INFINITE:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
@@ -191,7 +191,7 @@ class VerifiersV1(VerifiersEnvironment):
             await self._serving.aclose()
 
 
-def _load_v1(id: str, arguments: Mapping[str, object]) -> Any:
+def _load_v1(id: str, arguments: JsonMapping) -> Any:
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.configs.env import EnvConfig
     from verifiers.v1.env import Env
@@ -210,28 +210,4 @@ def _load_v1(id: str, arguments: Mapping[str, object]) -> Any:
     return load_environment(fields.model_validate({"id": env, "taskset": {"id": taskset, **arguments}, **agents}))
 
 
-def Verifiers(
-    id: str,
-    /,
-    *,
-    size: int | None = None,
-    seed: int | None = None,
-    system: str | None = None,
-    score_range: object = None,
-    arguments: Mapping[str, object] | None = None,
-    **others: object,
-) -> object:
-    """The environment, by the adapter of the installed version.
-
-    Raises:
-        ConfigError: there is no score_range: verifiers does not bound the value of a reward function.
-    """
-    is_legacy = tuple(map(int, version("verifiers").split(".")[:2])) < (0, 4)
-    kind = LegacyVerifiers if is_legacy else VerifiersV1
-    environment: Any = kind(id, size, seed, system, {**others, **(arguments or {})})
-    environment.requirements = requires(score_range, "verifiers", max_turns=environment.max_turns)
-    # the id may name an owner, a version or an environment around a taskset
-    name = id.rpartition("+")[2].rsplit("/", 1)[-1].partition("@")[0]
-    module = name.replace("-", "_")
-    environment.source_files = package_files(module) if module_specs(module) else []
-    return environment
+Verifiers = VerifiersV1 if str(version_of("verifiers")).startswith("0.4") else LegacyVerifiers

@@ -1,8 +1,6 @@
 """The program of an agent of verifiers 0.4: a chat loop with the task's tools in this process, which takes milliseconds
 where verifiers' own starts a program for each episode. Imported by verifiers under the name in `verifiers.py`."""
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from typing import Any
 

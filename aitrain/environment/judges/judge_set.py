@@ -1,7 +1,5 @@
 """Several judges with weights, chosen by the `data_source` of a row, as one judge of its answers."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +15,6 @@ from aitrain.environment.contract import (
     UNIT,
     Bounds,
     Score,
-    ScoreResult,
     arguments_for,
     parse_score,
     shown,
@@ -69,8 +66,8 @@ class Judge:
             raise RuntimeError("judges wait for each other: call them in a method that is `def`, not `async def`")
         return run_if_async(self.function(**arguments_for(self.function, arguments)))
 
-    def parsed(self, returned: object) -> ScoreResult:
-        """The score of what it returned.
+    def add(self, total: Score, returned: object) -> Score:
+        """The total with the score of what it returned, which is a metric, as is what it measures.
 
         Raises:
             CallFailed: that is no score in its range.
@@ -79,7 +76,10 @@ class Judge:
         if result.failure is not None:
             kind, message = result.failure.kind, result.failure.message
             raise CallFailed(Failure(kind, f"the judge {self.name} {message}".replace("--rl-score-range", "its range")))
-        return result
+        metrics = {**total.metrics, **{f"{self.name}/{name}": value for name, value in result.metrics.items()}}
+        if result.score is None:
+            return Score(total.score, metrics)
+        return Score((total.score or 0.0) + self.weight * result.score, {**metrics, self.name: result.score})
 
 
 def users_place(place: str) -> Place | None:
@@ -125,8 +125,11 @@ class Judges:
             EnvironmentFailed: there is no judge for the row's `data_source`.
             Exception: a judge failed; the answer has no score.
         """
-        alone = [judge for judge in self.judges_of(episode.get("case") or episode) if not judge.compares]
-        return _total([(judge, judge.parsed(judge.call(episode))) for judge in alone])
+        total = Score(None)
+        for judge in self.judges_of(episode.get("case") or episode):
+            if not judge.compares:
+                total = judge.add(total, judge.call(episode))
+        return total
 
     def compare(
         self,
@@ -135,25 +138,25 @@ class Judges:
         scores: Sequence[float | None],
         **group: Any,
     ) -> list[Score]:
-        """The weighted sums for the answers of a group, with the judges that compare them; called as `score_group` is.
-        An answer without a score of its own is not compared."""
+        """The weighted sums for the answers of a group, with the judges that compare them; called as `score_group` is,
+        with the scores and metrics of the others. An answer without such a score is not compared."""
         judges = self.judges_of(group.get("case") or group)
-        alone = [judge for judge in judges if not judge.compares]
-        compared = [number for number, score in enumerate(scores) if score is not None or not alone]
+        comparing = [judge for judge in judges if judge.compares]
+        are_all = len(comparing) == len(judges)
+        compared = [number for number, score in enumerate(scores) if score is not None or are_all]
+        totals = [Score(score, dict(own)) for score, own in zip(scores, metrics, strict=True)]
         arguments = {**group, "texts": texts, "scores": scores, "metrics": metrics}
         for name in arguments.keys() & GROUP_LISTS:
             arguments[name] = [arguments[name][number] for number in compared]
-        results = [[(judge, ScoreResult(own.get(judge.name))) for judge in alone] for own in metrics]
-        for judge in [judge for judge in judges if judge.compares and compared]:
+        for judge in comparing if compared else ():
             returned = judge.call(arguments)
             values = returned.tolist() if hasattr(returned, "tolist") else returned
             if not isinstance(values, (list, tuple)) or len(values) != len(compared):
                 what = f"returned {shown(returned)}: it must return a list with {len(compared)} scores"
                 raise CallFailed(Failure("wrong_type", f"the judge {judge.name} {what}"))
             for number, value in zip(compared, values, strict=True):
-                results[number].append((judge, judge.parsed(value)))
-        totals = zip(metrics, map(_total, results), strict=True)
-        return [Score(total.score, {**own, **total.metrics}) for own, total in totals]
+                totals[number] = judge.add(totals[number], value)
+        return totals
 
     def judges_of(self, row: Mapping[str, Any]) -> Sequence[Judge]:
         """The judges of a row, by its `data_source`: a name, or names with weights; of such, each judge is named with
@@ -208,15 +211,6 @@ class Judges:
                         f"the judge {judge.name} needs a value in the column {one.name}, which is empty\n"
                         "Leave such rows out, or give them one."
                     )
-
-
-def _total(results: Sequence[tuple[Judge, ScoreResult]]) -> Score:
-    """The weighted sum of the scores that there are, each of which is a metric, as is what the judge measures; None
-    without any."""
-    known = {judge.name: (result.score, judge.weight) for judge, result in results if result.score is not None}
-    parts = {f"{judge.name}/{name}": value for judge, result in results for name, value in result.metrics.items()}
-    total = sum(score * weight for score, weight in known.values()) if known else None
-    return Score(total, {**parts, **{name: score for name, (score, _) in known.items()}})
 
 
 # -- descriptions

@@ -1,7 +1,5 @@
 """Judges behind an address: a service, and a model that is asked in JSON, with a cache."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -57,7 +55,7 @@ class _Connections:
     """Those of the questions that are asked."""
 
     @classmethod
-    def of_running_loop(cls) -> _Connections:
+    def of_running_loop(cls) -> "_Connections":
         """Those of the calling task's loop."""
         loop = asyncio.get_running_loop()
         if loop not in _of_loop:  # without httpx's own limits: that of the time is for each piece of an answer

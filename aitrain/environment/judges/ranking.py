@@ -1,7 +1,5 @@
 """A model that ranks the answers of a group against each other."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A model that scores one answer by a rubric, such as `{"polite": "...", "right": "..."}`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Rules that compare one answer with the ground truth of its row; each returns 1.0 or 0.0."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

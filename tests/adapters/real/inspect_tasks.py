@@ -7,11 +7,9 @@ from typing import Any
 from inspect_ai import Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import includes, match
-from inspect_ai.solver import (
-    generate,
-    system_message,
-)
+from inspect_ai.model import ChatMessageUser, get_model
+from inspect_ai.scorer import Score, includes, match, mean, scorer
+from inspect_ai.solver import generate, system_message
 from inspect_ai.tool import tool
 
 
@@ -46,3 +44,17 @@ def agent() -> Task:
 @task
 def boxed() -> Task:
     return Task(dataset=sums(), scorer=includes(), sandbox="docker")
+
+
+@scorer(metrics=[mean()])
+def asked() -> Any:
+    async def score(state: Any, target: Any) -> Score:
+        answer = await get_model(role="grader").generate([*state.messages, ChatMessageUser(content="Is it?")])
+        return Score(value={"right": float("yes" in answer.completion), "unknown": float("nan")})
+
+    return score
+
+
+@task
+def graded() -> Task:
+    return Task(dataset=sums(), solver=generate(), scorer=asked(), time_limit=1, epochs=3)

@@ -30,6 +30,6 @@ def test_five_steps_of_training(rl_env: str, train: Train) -> None:
 
 @OLDER
 def test_a_game_of_gem_is_won() -> None:
-    env = made("gem:game:GuessTheNumber-v0-easy", size=4, score_range="-1,1", max_turns=11)
+    env = made("gem:game:GuessTheNumber-v0-easy", size=4, score_range="-1,1", arguments={"max_turns": 11})
     results = [play(env, case, [rf"\boxed{{{n}}}" for n in range(1, 11)])[1] for case in cases_of(env)]
     assert [result.score for result in results] == [1.0] * 4

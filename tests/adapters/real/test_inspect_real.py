@@ -41,6 +41,19 @@ def test_an_agent_goes_on_until_it_submits() -> None:
     assert agent.scored.score == 1.0
 
 
+def test_a_limit_ends_a_sample_that_is_scored_as_it_stands() -> None:
+    """That of the task, after eight messages, and one of the run, after which the policy does not answer any more."""
+    for replies in (["hm"] * 4, ["2"]):
+        agent = played("agent", *replies)
+        assert agent.scored.score == float(replies == ["2"])
+
+
+def test_scorers_may_ask_the_policy_without_training_what_it_answers() -> None:
+    graded = played("graded", "2", "yes")
+    assert [move.untrained is not None for move in graded.moves] == [True, False]
+    assert graded.scored.metrics == {"asked/right": 1.0, "untrained_requests": 1.0}
+
+
 def test_a_task_that_needs_a_sandbox_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a sandbox"):
         played("boxed")

@@ -1,0 +1,58 @@
+"""The policy as a model of Inspect. What is used of Inspect's private API is imported here and in `inspect.py`, and
+nowhere else."""
+
+import json
+from collections.abc import Sequence
+
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, GenerateConfig, ModelAPI, ModelOutput, modelapi
+from inspect_ai.model._call_tools import parse_tool_call
+from inspect_ai.solver._task_state import sample_state
+from inspect_ai.tool import ToolInfo
+from inspect_ai.util import LimitExceededError
+
+from aitrain.environment.adapters.settings import JsonObject
+from aitrain.environment.endpoint import Endpoint
+from aitrain.errors import EpisodeTruncated
+
+
+@modelapi(name="aitrain")
+class PolicyModel(ModelAPI):  # type: ignore[misc]
+    """The policy, also in roles that nothing fills. Requests that go on with the first conversation are trained until
+    the scorers ask; any other is answered by the policy outside of the trajectory."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__("policy")
+        self.endpoint, self.untrained = endpoint, 0
+        self.first: JsonObject | None = None
+
+    async def generate(
+        self, input: Sequence[ChatMessage], tools: Sequence[ToolInfo], tool_choice: object, config: GenerateConfig
+    ) -> ModelOutput:
+        """The policy's answer. A limit of the run is one of Inspect, at which the sample is scored as it stands."""
+        messages = [_as_openai(message) for message in input]
+        self.first = self.first or messages[0]
+        is_trained = messages[0] == self.first and not sample_state().completed
+        self.untrained += not is_trained
+        fields = {"name", "description", "parameters"}
+        schemas = [tool.model_dump(include=fields, exclude_none=True) for tool in tools]
+        try:
+            answer = await self.endpoint.chat(messages, tools=schemas, trained=is_trained)
+        except EpisodeTruncated as error:
+            raise LimitExceededError("custom", value=0, limit=0, message=str(error)) from error
+        functions = [(call["id"], call["function"]) for call in answer.get("tool_calls") or ()]
+        calls = [parse_tool_call(id, function["name"], function["arguments"]) for id, function in functions]
+        message = ChatMessageAssistant(
+            content=answer["content"] or "", tool_calls=calls or None, model="policy", source="generate"
+        )
+        return ModelOutput.from_message(message, "tool_calls" if calls else "stop")
+
+
+def _as_openai(message: ChatMessage) -> JsonObject:
+    if message.role == "tool":
+        text = message.error.message if message.error else message.text
+        return {"role": "tool", "content": text, "tool_call_id": message.tool_call_id, "name": message.function}
+    plain = {"role": message.role, "content": message.text}
+    for one in message.tool_calls or () if message.role == "assistant" else ():
+        function = {"name": one.function, "arguments": json.dumps(one.arguments)}
+        plain.setdefault("tool_calls", []).append({"id": one.id, "type": "function", "function": function})
+    return plain
