@@ -87,7 +87,7 @@ def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win
     given = evals.configs[-1]
     assert (given.seed, given.eval_cases, given.eval_samples, given.decodings) == (3, 2, 4, ("sampled",))
     run("sums --thinking on")
-    assert evals.configs[-1].rl_max_new_tokens == 9 + THOUGHT_TOKENS  # an answer of the run's length, beside a thought
+    assert evals.configs[-1].completion_tokens == 9 + THOUGHT_TOKENS  # an answer of the run's length, beside a thought
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Phase
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
-from aitrain.options.generation import beside_thought
 from aitrain.options.reading import read_file, resolve
 from aitrain.options.train import OF_THE_RUN
 from aitrain.runs.heartbeat import sign_of_life
@@ -110,7 +109,6 @@ def _configs(
         taken["gradient_accumulation"] = passes * RunFolder(run).processes
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
-    taken = beside_thought(taken, given)
     merged = {**taken, **given}
     if "eval_cases" in given:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step

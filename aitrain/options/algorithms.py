@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import ModelWrapValidatorHandler, model_validator
 
 from aitrain.options.environment import DECLARED_OPTIONS
-from aitrain.options.generation import thought_tokens
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     FunctionNames,
@@ -189,16 +188,10 @@ PRESETS: dict[str, Preset] = {
 # -- presets
 
 
-def preset_settings(name: object, thinking: object = None) -> dict[str, object]:
-    """The values that a preset of this name sets, by option; none if there is no such preset. The limit of a completion
-    is that of an answer, and what `--thinking` allows for the thought."""
+def preset_settings(name: object) -> dict[str, object]:
+    """The values that a preset of this name sets, by option; none if there is no such preset."""
     preset = PRESETS.get(str(name))
-    if preset is None:
-        return {}
-    settings = {"rl_loss_type": name, **preset.settings}
-    if isinstance(answer := settings.get("rl_max_new_tokens"), int):
-        settings["rl_max_new_tokens"] = answer + thought_tokens(thinking)
-    return settings
+    return {"rl_loss_type": name, **preset.settings} if preset else {}
 
 
 # -- options
@@ -254,7 +247,7 @@ class GRPOOptions(Options):
     def _fill_in_preset(cls, values: object, make: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(values, dict):
             return make(values)
-        settings = preset_settings(values.get("rl_preset"), values.get("thinking"))
+        settings = preset_settings(values.get("rl_preset"))
         if "gradient_accumulation" in values:  # which says the same in another way
             settings.pop("rl_prompts_per_step", None)
         options = make({**{name: settings[name] for name in settings if name in cls.model_fields}, **values})
