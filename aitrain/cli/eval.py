@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from aitrain.cli.flags import (
     AsJson,
     ConfigFile,
-    Flag,
-    given_flags,
     print_json,
     run_argument,
     run_names,
@@ -47,7 +45,7 @@ def eval(
     config: ConfigFile = None,
     *,
     as_json: AsJson = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Score models on the held-out cases of an environment.
 
@@ -57,7 +55,7 @@ def eval(
     from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
     from aitrain.runs.new_folder import new_run_folder
 
-    configs = _configs(models, config, given_flags(flags))
+    configs = _configs(models, config, flags)
     plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
     from aitrain.cli.running import run_in
 
@@ -131,19 +129,14 @@ def _configs(
 
 
 def eval_table(results: Sequence[EvalResult]) -> Text:
-    """One line for each model: scores with 95% intervals, pass@K, failures."""
+    """One line for each model: scores with 95% intervals, pass@K."""
     from rich.text import Text
 
     from aitrain.ui.terminal import text_table
 
-    lines, labels = list[dict[str, str]](), [str(result.model["label"]) for result in results]
-    for result, label in zip(results, labels, strict=True):
-        scores = {name: interval_text(interval) for name, interval in result.scores.items()}
-        name = label if labels.count(label) == 1 else str(result.model["given"])
-        lines.append({"model": name, "failed": str(sum(result.failures.values())), **scores})
-    head = dict.fromkeys(title for line in lines for title in line)
-    rows = [[escape_controls(line.get(title, "-")) for title in head] for line in lines]
-    return text_table([[Text(escape_controls(title), "bold") for title in head], *rows])
+    names = dict.fromkeys(name for result in results for name in result.scores)
+    rows = [[one.model["label"], *(interval_text(one.scores.get(name)) for name in names)] for one in results]
+    return text_table([[Text(escape_controls(title), "bold") for title in ("model", *names)], *rows])
 
 
 def _remarks(results: Sequence[EvalResult]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.cli.flags import AsJson, ConfigFile, Flag, given_flags, print_json, with_options
+from aitrain.cli.flags import AsJson, ConfigFile, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
@@ -34,7 +34,7 @@ def plan(
     ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines with these GPUs [--nnodes].")] = None,
     as_json: AsJson = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Show what a run would do, and what it needs of memory and disk. Nothing is started; aitrain grpo --dry-run also
     loads the environment and the tokenizer.
@@ -49,7 +49,7 @@ def plan(
 
     if nodes is not None and gpu is None:
         raise ConfigError("nodes: of which GPUs?\nAdd --gpu, such as --gpu H100x8.")
-    options = resolve(TrainConfig, config, given_flags(flags))
+    options = resolve(TrainConfig, config, flags)
     hardware = None if gpu is None else Hardware.of(gpu, nodes or options.nnodes or 1)
     show_plan(check(options, hardware=hardware), as_json)
     return 0
