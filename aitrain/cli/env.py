@@ -1,7 +1,5 @@
 """`aitrain env`: write, check, play and inspect environments."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from contextlib import suppress

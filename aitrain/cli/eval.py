@@ -1,11 +1,11 @@
 """`aitrain eval`: score models on an environment. Its flags are options of `EvalConfig`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
+
+from rich.text import Text
 
 from aitrain.cli.flags import (
     AsJson,
@@ -27,9 +27,6 @@ from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.result import JOB, EvalResult
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import escape_controls
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 
 @with_options(EvalConfig, EVAL_FLAGS - {"model"})
@@ -130,8 +127,6 @@ def _configs(
 
 def eval_table(results: Sequence[EvalResult]) -> Text:
     """One line for each model: scores with 95% intervals, pass@K."""
-    from rich.text import Text
-
     from aitrain.ui.terminal import text_table
 
     names = dict.fromkeys(name for result in results for name in result.scores)

@@ -1,7 +1,5 @@
 """Commands that use a trained model: `aitrain chat`, `aitrain export` and `aitrain serve`."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -2,8 +2,6 @@
 known tasks, each with its environment, hardware and scores; `aitrain demo`; and `aitrain reproduce`, which trains again
 from a run folder, and compares what came of it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

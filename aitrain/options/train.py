@@ -2,8 +2,6 @@
 AITraining's wherever it has the option.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
