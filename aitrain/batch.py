@@ -7,8 +7,6 @@ One optimizer step trains on `prompts_per_step` groups of `generations` completi
 A process takes its share through the model in forward passes of at most `limit` (training/passes.py).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

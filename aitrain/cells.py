@@ -2,8 +2,6 @@
 HTML in which all text is escaped.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

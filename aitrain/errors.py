@@ -26,8 +26,6 @@ The last ten are caught and turned into something that a user sees. A message sa
 to do next, in at most five lines.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

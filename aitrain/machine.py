@@ -1,8 +1,6 @@
 """CPU cores, memory and open files that this process may use, within its CPU affinity and the limits of its control
 groups."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

@@ -2,8 +2,6 @@
 models that `--model` knows by a name of aitrain's own.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import lru_cache

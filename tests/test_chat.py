@@ -127,7 +127,7 @@ def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: P
     config = ChatSetup("runs/r", {"rl_top_p": 0.5, "thinking": "20"}).config
 
     assert (config.rl_env, config.rl_temperature, config.rl_top_p) == ("envs.arithmetic", 0.7, 0.5)
-    assert config.rl_max_new_tokens == 99 + 20 + 16  # room for the thought and its end
+    assert config.completion_tokens == 512 + 20 + 16  # of a chat, with room for the thought and its end
     assert config.project_name == "project-name"
 
 

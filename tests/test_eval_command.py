@@ -87,7 +87,7 @@ def test_a_runs_options_are_taken_over_also_for_the_base_beside_it_and_flags_win
     given = evals.configs[-1]
     assert (given.seed, given.eval_cases, given.eval_samples, given.decodings) == (3, 2, 4, ("sampled",))
     run("sums --thinking on")
-    assert evals.configs[-1].rl_max_new_tokens == 9 + THOUGHT_TOKENS  # an answer of the run's length, beside a thought
+    assert evals.configs[-1].completion_tokens == 9 + THOUGHT_TOKENS  # an answer of the run's length, beside a thought
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_what_cannot_work_is_refused_before_a_folder_is_made(evals: Evals, argum
 def test_a_row_has_the_name_of_its_model_and_not_that_of_the_evals_folder(trained: Path, tmp_path: Path) -> None:
     facts = [read_model(name).facts for name in ("tiny", "sums")]
     results = [EvalResult(tmp_path / f"eval-{n}", one, "Arithmetic", 42, 1, 1) for n, one in enumerate(facts)]
-    assert [line.split() for line in str(eval_table(results)).splitlines()[1:]] == [["tiny", "0"], ["sums", "0"]]
+    assert [line.split() for line in str(eval_table(results)).splitlines()[1:]] == [["tiny"], ["sums"]]

@@ -69,4 +69,4 @@ def test_given_options_and_what_an_environment_declares_win_over_a_preset() -> N
     declared = SimpleNamespace(requirements=EnvRequirements(max_new_tokens=9))
     assert with_requirements(config, declared)[0].rl_max_new_tokens == 9
     thinks = TrainConfig(rl_preset="recommended", thinking=100)  # which adds to the limit of an answer
-    assert (thinks.rl_max_new_tokens, with_requirements(thinks, declared)[0].rl_max_new_tokens) == (628, 125)
+    assert (thinks.completion_tokens, with_requirements(thinks, declared)[0].completion_tokens) == (628, 125)

@@ -2,8 +2,6 @@
 libraries, and prints one line per check.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """`aitrain env`: write, check, play and inspect environments."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,9 +10,7 @@ import typer
 
 from aitrain.cli.flags import (
     AsJson,
-    Flag,
     RunName,
-    given_flags,
     group,
     print_json,
     with_options,
@@ -37,7 +33,7 @@ Tokenizer = Annotated[str, typer.Option(help="Model whose tokenizer and chat tem
 env = group("Write, check, play and inspect environments, each named as in --rl-env.")
 
 
-def checked(flags: Mapping[str, Flag], saved: Mapping[str, object] = NOTHING) -> TrainConfig:
+def checked(flags: Mapping[str, object], saved: Mapping[str, object] = NOTHING) -> TrainConfig:
     """The options of a command: those of a run, overridden by flags. The environment is found, so that a
     misspelt file or module is refused at once.
 
@@ -46,7 +42,7 @@ def checked(flags: Mapping[str, Flag], saved: Mapping[str, object] = NOTHING) ->
     """
     from aitrain.environment.loader import locate_environments
 
-    config = resolve(TrainConfig, None, given_flags(flags), saved)
+    config = resolve(TrainConfig, None, flags, saved)
     locate_environments(config)
     return config
 
@@ -78,7 +74,7 @@ def check(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is only worth knowing.")] = False,
     as_json: AsJson = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Find what is wrong with an environment before it costs a run.
 
@@ -122,7 +118,7 @@ def play(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 0,
     tokenizer: Tokenizer = "tiny",
     as_json: AsJson = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Play an episode: you, a script or a model answer turn by turn.
 
@@ -149,7 +145,7 @@ def show(
     case: Case = None,
     tokenizer: Tokenizer = "tiny",
     as_json: AsJson = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Show sample cases as the model sees them.
 
@@ -167,7 +163,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = PORT,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     tokenizer: Tokenizer = "tiny",
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Serve an environment to other machines.
 
@@ -191,7 +187,7 @@ def rescore(
     step: Annotated[int | None, typer.Option(help="Episodes of this training step only.")] = None,
     most: Annotated[int, typer.Option("--limit", min=0, help="How many of the most changed episodes are shown.")] = 5,
     as_json: AsJson = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Apply today's scorer to a run's saved episodes: what changes?
 

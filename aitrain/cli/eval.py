@@ -1,17 +1,15 @@
 """`aitrain eval`: score models on an environment. Its flags are options of `EvalConfig`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
+
+from rich.text import Text
 
 from aitrain.cli.flags import (
     AsJson,
     ConfigFile,
-    Flag,
-    given_flags,
     print_json,
     run_argument,
     run_names,
@@ -21,7 +19,6 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Phase
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
-from aitrain.options.generation import beside_thought
 from aitrain.options.reading import read_file, resolve
 from aitrain.options.train import OF_THE_RUN
 from aitrain.runs.heartbeat import sign_of_life
@@ -30,9 +27,6 @@ from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.result import JOB, EvalResult
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import escape_controls
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 
 @with_options(EvalConfig, EVAL_FLAGS - {"model"})
@@ -48,7 +42,7 @@ def eval(
     config: ConfigFile = None,
     *,
     as_json: AsJson = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Score models on the held-out cases of an environment.
 
@@ -58,7 +52,7 @@ def eval(
     from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
     from aitrain.runs.new_folder import new_run_folder
 
-    configs = _configs(models, config, given_flags(flags))
+    configs = _configs(models, config, flags)
     plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
     from aitrain.cli.running import run_in
 
@@ -110,7 +104,6 @@ def _configs(
         taken["gradient_accumulation"] = passes * RunFolder(run).processes
     if "rl_env" in given or "rl_env_module" in given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
-    taken = beside_thought(taken, given)
     merged = {**taken, **given}
     if "eval_cases" in given:
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
@@ -133,19 +126,12 @@ def _configs(
 
 
 def eval_table(results: Sequence[EvalResult]) -> Text:
-    """One line for each model: scores with 95% intervals, pass@K, failures."""
-    from rich.text import Text
-
+    """One line for each model: scores with 95% intervals, pass@K."""
     from aitrain.ui.terminal import text_table
 
-    lines, labels = list[dict[str, str]](), [str(result.model["label"]) for result in results]
-    for result, label in zip(results, labels, strict=True):
-        scores = {name: interval_text(interval) for name, interval in result.scores.items()}
-        name = label if labels.count(label) == 1 else str(result.model["given"])
-        lines.append({"model": name, "failed": str(sum(result.failures.values())), **scores})
-    head = dict.fromkeys(title for line in lines for title in line)
-    rows = [[escape_controls(line.get(title, "-")) for title in head] for line in lines]
-    return text_table([[Text(escape_controls(title), "bold") for title in head], *rows])
+    names = dict.fromkeys(name for result in results for name in result.scores)
+    rows = [[one.model["label"], *(interval_text(one.scores.get(name)) for name in names)] for one in results]
+    return text_table([[Text(escape_controls(title), "bold") for title in ("model", *names)], *rows])
 
 
 def _remarks(results: Sequence[EvalResult]) -> Iterator[str]:

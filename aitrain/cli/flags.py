@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,27 +62,25 @@ def group(sentence: str) -> typer.Typer:
 
 # -- the options of a job
 
-Flag = str | bool | list[str] | None
-"""A flag's value from Typer; None if it is not given."""
-
-
-def given_flags(flags: Mapping[str, Flag]) -> dict[str, object]:
-    """The options given on the command line."""
-    return {name: value for name, value in flags.items() if value not in (None, [])}
-
 
 def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[..., Callable[..., int]]:
     """Replace the `**flags` of a command by one parameter for each option of a job, so that Typer makes its flags; with
-    `names`, only for these. Values are text, as the job's class parses and checks them."""
+    `names`, only for these. The command gets those that are given. Values are text, as the job's class parses and
+    checks them."""
     from aitrain.options.section import options_of
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
         made = [_parameter(option) for option in options_of(job) if names is None or option.name in names]
         keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *made)]
-        vars(command)["__signature__"] = inspect.Signature(keywords)
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
-        return command
+
+        @wraps(command)
+        def call(*arguments: object, **values: object) -> int:
+            return command(*arguments, **{name: value for name, value in values.items() if value not in (None, [])})
+
+        vars(call)["__signature__"] = inspect.Signature(keywords)
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+        return call
 
     return decorate
 

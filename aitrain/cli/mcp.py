@@ -6,8 +6,6 @@ protocol. Findings of `check` are none: the command did its work. Model output a
 the descriptions of the tools say so to the agent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

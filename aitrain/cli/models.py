@@ -1,7 +1,5 @@
 """Commands that use a trained model: `aitrain chat`, `aitrain export` and `aitrain serve`."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -13,11 +11,11 @@ from typing import Annotated, Literal
 import typer
 
 from aitrain import packages
-from aitrain.cli.flags import AsJson, Flag, given_flags, run_argument, with_options
+from aitrain.cli.flags import AsJson, run_argument, with_options
 from aitrain.errors import ConfigError
-from aitrain.options.generation import GenerationOptions, VLLMOptions
+from aitrain.options.generation import GenerationOptions
 from aitrain.options.reading import resolve
-from aitrain.options.run import ModelOptions
+from aitrain.options.train import TrainConfig
 from aitrain.packages import named_folder
 from aitrain.runs.requests import ChatSetup, ExportRequest
 
@@ -33,7 +31,7 @@ def chat(
     system: Annotated[str, typer.Option(help="Begin with this system prompt.")] = "",
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the answers.")] = 0,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Talk to a trained model and its base.
 
@@ -42,7 +40,7 @@ def chat(
     """
     from aitrain.launch.command_processes import run_on_terminal
 
-    request = ChatSetup(model, given_flags(flags), only, system, greedy, seed)
+    request = ChatSetup(model, flags, only, system, greedy, seed)
     return run_on_terminal("aitrain.jobs.chat", asdict(request))
 
 
@@ -80,11 +78,7 @@ RECORDED = ("dtype", "model_max_length")
 """Options that are those of the training, unless they are given."""
 
 
-class ServeConfig(ModelOptions, VLLMOptions):
-    """The options of a training that serving has as well."""
-
-
-@with_options(ServeConfig, {*RECORDED, "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "trust_remote_code"})
+@with_options(TrainConfig, {*RECORDED, "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "trust_remote_code"})
 def serve(
     model: Annotated[
         str,
@@ -94,7 +88,7 @@ def serve(
     print_only: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     as_json: AsJson = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Serve a trained model with vLLM on 127.0.0.1, an adapter beside its base, each by its own name.
 
@@ -114,19 +108,13 @@ def serve(
         raise ConfigError(f"{model} is the address of a server already")
     options = run_options(reference.run)
     recorded = {name: value for name, value in options.items() if name in RECORDED}
-    config = resolve(ServeConfig, None, given_flags(flags), recorded)
+    as_served = {"vllm_mode": "server", "peft": True}  # which may have any type
+    config = resolve(TrainConfig, None, flags, {**as_served, **recorded})
     folder = named_folder(reference.base) or Path(reference.base).expanduser()
     name = reference.base if reference.kind == "hub" else reference.label
     gpus = gpus[: config.vllm_tensor_parallel_size]
-    arguments = common_arguments(
-        str(folder.resolve()) if folder.is_dir() else reference.base,
-        gpus,
-        lora_rank=adapter_rank(reference),
-        dtype=config.dtype if gpus or config.dtype != "auto" else "float32",
-        memory=config.vllm_gpu_memory_utilization or 0.9,
-        tensor_parallel=config.vllm_tensor_parallel_size,
-        trust_remote_code=config.trust_remote_code,
-    )
+    place = str(folder.resolve()) if folder.is_dir() else reference.base
+    arguments = common_arguments(config, place, gpus, adapter_rank(reference))
     arguments["max_model_len"] = config.model_max_length or "auto"
     arguments |= adapter_arguments(reference, name)
     variables = as_object(as_object(options.get("trl")).get("chat_template_kwargs"))

@@ -1,7 +1,5 @@
 """`aitrain options`: the options of a training, searched by words, and the JSON schema of a file."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from itertools import groupby
 from typing import Annotated

@@ -1,24 +1,36 @@
 """`aitrain plan`: what a run would do and need, here or on other hardware, without starting it. Its flags are those of
 `aitrain grpo`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from aitrain.cli.flags import AsJson, ConfigFile, Flag, given_flags, print_json, with_options
+from aitrain.cli.flags import AsJson, ConfigFile, print_json, with_options
 from aitrain.errors import ConfigError
+from aitrain.launch.hardware import Hardware
+from aitrain.launch.model_shape import read_model_shape
+from aitrain.launch.preflight import RunPlan, check, not_checked
+from aitrain.launch.resource_estimate import (
+    MIB,
+    PROMPT,
+    TIGHT,
+    assumed_lengths,
+    device_memory,
+    estimate_disk,
+    estimate_memory,
+    format_bytes,
+    free_disk,
+    memory_of,
+    processes_sharing,
+)
+from aitrain.launch.step_estimate import ASSUMED, HardwareEstimate
+from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.ui.output import escape_controls
-
-if TYPE_CHECKING:
-    from aitrain.launch.preflight import RunPlan
-    from aitrain.launch.step_estimate import HardwareEstimate
 
 Line = tuple[str, str]
 """The name of a line and its text; further lines of a name have none."""
@@ -34,7 +46,7 @@ def plan(
     ] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Machines with these GPUs [--nnodes].")] = None,
     as_json: AsJson = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Show what a run would do, and what it needs of memory and disk. Nothing is started; aitrain grpo --dry-run also
     loads the environment and the tokenizer.
@@ -43,13 +55,9 @@ def plan(
 
     aitrain plan --gpu H100 --model Qwen/Qwen3-4B --rl-env path/to/file.py:Class --use-vllm
     """
-    from aitrain.launch.hardware import Hardware
-    from aitrain.launch.preflight import check
-    from aitrain.options.reading import resolve
-
     if nodes is not None and gpu is None:
         raise ConfigError("nodes: of which GPUs?\nAdd --gpu, such as --gpu H100x8.")
-    options = resolve(TrainConfig, config, given_flags(flags))
+    options = resolve(TrainConfig, config, flags)
     hardware = None if gpu is None else Hardware.of(gpu, nodes or options.nnodes or 1)
     show_plan(check(options, hardware=hardware), as_json)
     return 0
@@ -61,9 +69,6 @@ def show_plan(plan: RunPlan, as_json: bool, is_dry_run: bool = False) -> None:
     Raises:
         AitrainError: the run would be refused.
     """
-    from aitrain.launch.preflight import not_checked
-    from aitrain.launch.step_estimate import HardwareEstimate
-
     hardware = plan.hardware
     estimate = None if hardware is None else HardwareEstimate.of(plan.config, plan.batch, hardware)
     lines = [*_run(plan), *_needs(plan), *(_on_hardware(plan, estimate) if estimate else ())]
@@ -141,20 +146,6 @@ def _steps(plan: RunPlan) -> str:
 
 def _needs(plan: RunPlan) -> Iterator[Line]:
     """Memory and disk."""
-    from aitrain.launch.model_shape import read_model_shape
-    from aitrain.launch.resource_estimate import (
-        MIB,
-        PROMPT,
-        assumed_lengths,
-        device_memory,
-        estimate_disk,
-        estimate_memory,
-        format_bytes,
-        free_disk,
-        memory_of,
-        processes_sharing,
-    )
-
     config = plan.config
     shape = read_model_shape(config.model)
     if shape is None:
@@ -184,9 +175,6 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
 
 def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     """Whether it fits, the passes of a step, and its seconds."""
-    from aitrain.launch.resource_estimate import TIGHT
-    from aitrain.launch.step_estimate import ASSUMED
-
     config, changes = plan.config, estimate.changes
     yield "hardware", str(estimate.hardware)
     lacks_room = estimate.cached_episodes is not None and estimate.cached_episodes < 1

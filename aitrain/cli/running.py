@@ -1,8 +1,6 @@
 """Runs a plan from the terminal: starts its processes, on this machine or as one of several, shows them, and prints the
 result or raises the error."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

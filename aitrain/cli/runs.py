@@ -1,7 +1,5 @@
 """Commands that show runs: `aitrain show`, `aitrain view` and `aitrain compare`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

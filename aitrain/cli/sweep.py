@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.cli.flags import AsJson, DryRun, given_flags, print_json
+from aitrain.cli.flags import AsJson, DryRun, print_json
 from aitrain.errors import ConfigError
 from aitrain.packages import installed
 from aitrain.redaction import to_jsonable
@@ -41,7 +41,7 @@ def sweep(
     from aitrain.ui.sweep_page import best_trial, open_study
     from aitrain.ui.terminal import Screen
 
-    flags, is_begun = given_flags({"trials": trials}), file.is_dir()
+    flags, is_begun = {} if trials is None else {"trials": trials}, file.is_dir()
     if is_begun:
         plan = check_sweep(SweepConfig(**{**open_study(file).user_attrs.get("config", {}), **flags}))
     else:

@@ -2,8 +2,6 @@
 known tasks, each with its environment, hardware and scores; `aitrain demo`; and `aitrain reproduce`, which trains again
 from a run folder, and compares what came of it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping
@@ -19,10 +17,8 @@ from aitrain.cli.flags import (
     AsJson,
     ConfigFile,
     DryRun,
-    Flag,
     JobCommand,
     RunName,
-    given_flags,
     group,
     print_json,
     run_argument,
@@ -45,7 +41,7 @@ def grpo(
         typer.Option("--resume", help="Resume from the newest complete checkpoint: --resume-from-checkpoint auto."),
     ] = False,
     as_json: AsEvents = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Train a model with GRPO on your environment.
 
@@ -57,9 +53,9 @@ def grpo(
     return train(options, as_json, dry_run)
 
 
-def train_options(config: Path | None, flags: Mapping[str, Flag], resume: bool) -> TrainConfig:
+def train_options(config: Path | None, flags: Mapping[str, object], resume: bool) -> TrainConfig:
     """The options of a file and of flags. With --resume, the config.yaml of a run is that of the run which it is in."""
-    given = {**({"resume_from_checkpoint": "auto"} if resume else {}), **given_flags(flags)}
+    given = {**({"resume_from_checkpoint": "auto"} if resume else {}), **flags}
     place = place_of_run(config) if config and given.get("resume_from_checkpoint") == "auto" else {}
     return resolve(TrainConfig, config, {**place, **given})
 
@@ -135,12 +131,12 @@ def run(
     *,
     dry_run: DryRun = False,
     as_json: AsEvents = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
     known = read_recipe(name)
     options = {**known["options"], **(known["tiny"] if tiny else {})}
-    return train(resolve(TrainConfig, None, given_flags(flags), options), as_json, dry_run)
+    return train(resolve(TrainConfig, None, flags, options), as_json, dry_run)
 
 
 DEMO: dict[str, object] = {
@@ -162,10 +158,10 @@ DEMO: dict[str, object] = {
 def demo(
     *,
     as_json: AsEvents = False,
-    **flags: Flag,
+    **flags: object,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
-    return train(resolve(TrainConfig, None, given_flags(flags), DEMO), as_json)
+    return train(resolve(TrainConfig, None, flags, DEMO), as_json)
 
 
 def reproduce(

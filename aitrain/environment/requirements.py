@@ -6,7 +6,6 @@ from typing import Literal
 
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.options.environment import DECLARED_OPTIONS
-from aitrain.options.generation import thought_tokens
 from aitrain.options.train import TrainConfig
 
 
@@ -79,9 +78,6 @@ def with_requirements(config: TrainConfig, environment: object) -> tuple[TrainCo
     declared = {name: value for name, value in requirements_of(environment).as_options().items() if name not in given}
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in declared.items()]
     note = f"{type(environment).__name__} requires {', '.join(flags)}." if flags else ""
-    if (thought := thought_tokens(config.thinking)) and isinstance(answer := declared.get("rl_max_new_tokens"), int):
-        declared["rl_max_new_tokens"] = answer + thought
-        note += f" --thinking adds {thought} to --rl-max-new-tokens."
     values = {name: getattr(config, name) for name in (*given, *DECLARED_OPTIONS.values())}
     try:
         resolved = type(config)(**{**values, **declared})

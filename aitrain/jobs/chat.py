@@ -34,8 +34,6 @@ from aitrain.training.loaded_policy import load_policy
 from aitrain.ui.output import escape_controls, run_job
 from aitrain.ui.terminal import ChatView
 
-ANSWER_TOKENS = 512
-"""Maximum tokens of an answer, unless the user sets it: a run's limit may be that of short answers."""
 HELP = """\
 /system TEXT  begin a new conversation with this system prompt; without TEXT with none
 /reset        begin a new conversation
@@ -174,10 +172,7 @@ def open_session(request: ChatSetup) -> ChatSession:
         if policy is None or not is_one_model:
             policy = load_policy(reference if is_one_model else each, wanted)
         config, engine = policy.config, policy.engine()
-        answer = config.rl_max_new_tokens
-        if "rl_max_new_tokens" not in request.given:
-            answer = max(ANSWER_TOKENS, answer if config.thinking else 0)
-        limits = Limits(config.rl_max_turns, answer, None, policy.context)
+        limits = Limits(config.rl_max_turns, config.completion_tokens, None, policy.context)
         chat = ModelChat(name, label, engine, chat_format(policy.tokenizer, config), limits, policy.end)
         chat.has_template = policy.tokenizer.chat_template is not None
         if is_one_model and name == "base":

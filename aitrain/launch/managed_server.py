@@ -49,17 +49,8 @@ def servers_of(plan: RunPlan, folder: RunFolder) -> list[VLLMServer]:
     context = config.model_max_length  # before the dataset is built, only the options are known; None: the model's
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
-    dtype = "float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype
-    key = new_key()
-    arguments = common_arguments(
-        str(named_folder(config.model) or config.model),
-        plan.server_gpus,
-        lora_rank=config.lora_r if config.weight_sync == "adapter" else None,
-        dtype=dtype,
-        memory=config.vllm_memory,
-        tensor_parallel=config.vllm_tensor_parallel_size,
-        trust_remote_code=config.trust_remote_code,
-    )
+    key, rank = new_key(), config.lora_r if config.weight_sync == "adapter" else None
+    arguments = common_arguments(config, str(named_folder(config.model) or config.model), plan.server_gpus, rank)
     arguments |= training_arguments(plan.server_gpus)
     arguments |= {} if context is None else {"max_model_len": context}
     arguments |= {name.replace("-", "_"): value for name, value in config.vllm_args.items()}

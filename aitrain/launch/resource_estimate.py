@@ -106,7 +106,7 @@ class WeightSizes:
 
 def assumed_lengths(config: TrainConfig) -> tuple[int, int]:
     """Tokens of the longest prompt and the longest completion by the options."""
-    return config.rl_max_prompt_length or PROMPT, config.rl_max_episode_tokens or config.rl_max_new_tokens
+    return config.rl_max_prompt_length or PROMPT, config.rl_max_episode_tokens or config.completion_tokens
 
 
 def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> MemoryEstimate:

@@ -1,10 +1,9 @@
 """The algorithms that `--rl-loss-type` and `--rl-preset` name, one object each, and the loss that a run trains with.
 
-An algorithm says how scores become advantages, which settings of the loss belong to it, which paper they are from, and
-what the paper trains with beside them, which `--rl-preset` sets as defaults of other options. Learning rate, lengths,
-batch and group size depend on the model and the task, and are no part of it, but of `recommended`, our own choice. A
-new one is one object here, or one class if its advantages are its own (docs/extending.md); docs/algorithms.md has them
-in tables.
+An algorithm says how scores become advantages, which settings of the loss belong to it, and which paper they are from.
+A preset says what a paper trains with beside them, as defaults of other options. Learning rate, lengths, batch and
+group size depend on the model and the task, and are no part of it, but of `recommended`, our own choice. A new one is
+one object here, or one class if its advantages are its own (docs/extending.md); docs/algorithms.md has them in tables.
 
 A setting of the loss is the option that the user gave, else the algorithm's own.
 """
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import ModelWrapValidatorHandler, model_validator
 
 from aitrain.options.environment import DECLARED_OPTIONS
-from aitrain.options.generation import thought_tokens
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
     FunctionNames,
@@ -38,10 +36,10 @@ PresetName = Literal["recommended", "grpo", "dr_grpo", "dapo", "gspo", "cispo"]
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """An algorithm of the GRPO family: its advantages, the settings of its loss, and what its paper trains with."""
+    """An algorithm of the GRPO family: its advantages, and the settings of its loss."""
 
     source: str
-    loss_type: str
+    loss_type: str = "grpo"
     """The loss of TRL that it uses."""
     level: str = "token"
     """token or sequence: a probability ratio for each token, or one for the completion (its tokens' geometric mean)."""
@@ -55,7 +53,6 @@ class Algorithm:
     """How token losses become one number."""
     trl: Mapping[str, str] = field(default_factory=dict)
     """Further fields of GRPOConfig, for generation with vLLM."""
-    preset: Preset | None = None
 
     def as_trl(self) -> dict[str, object]:
         """Fields of GRPOConfig."""
@@ -92,44 +89,23 @@ CISPO_BOUND = 5.0
 OVER_STEP = "over all tokens of the step"
 
 ALGORITHMS: dict[LossName, Algorithm] = {
-    "grpo": Algorithm(
-        source="GRPO, arXiv 2402.03300; clip range of TRL and AITraining",
-        loss_type="grpo",
-        preset=Preset(
-            "DeepSeekMath, arXiv 2402.03300, section 4.2; its clip range is not stated: that of PPO",
-            {"rl_kl_coef": 0.04, "rl_updates_per_rollout": 1},
-        ),
-    ),
+    "grpo": Algorithm(source="GRPO, arXiv 2402.03300; clip range of TRL and AITraining"),
     "dr_grpo": Algorithm(
         source="Dr. GRPO, arXiv 2503.20783",
         loss_type="dr_grpo",
         scale="none",
         averaged="sum of tokens, divided by completions x rl_max_new_tokens",
-        preset=Preset(
-            "Dr. GRPO, arXiv 2503.20783, section 3.2 and table 6; updates of the authors' training scripts",
-            {"rl_kl_coef": 0.0, "rl_updates_per_rollout": 8},  # 128 of 1,024 completions each
-        ),
     ),
     "dapo": Algorithm(
         source="DAPO, arXiv 2503.14476, section 4.1",
         loss_type="dapo",
         clip=(0.2, 0.28),
         averaged=OVER_STEP,
-        preset=Preset(
-            "DAPO, arXiv 2503.14476, section 4.1",
-            {"rl_kl_coef": 0.0, "rl_sampling": "refill", "rl_updates_per_rollout": 16},
-            overlong=True,
-        ),
     ),
     "gspo": Algorithm(
         source="GSPO, arXiv 2507.18071, section 5.1",
-        loss_type="grpo",
         level="sequence",
         clip=(3e-4, 4e-4),
-        preset=Preset(
-            "GSPO, arXiv 2507.18071, section 5.1, whose formulas omit the KL term",
-            {"rl_kl_coef": 0.0, "rl_updates_per_rollout": 4},
-        ),
     ),
     "bnpo": Algorithm(
         source="TRL's documentation of loss_type", loss_type="bnpo", averaged="over the tokens of each forward pass"
@@ -139,11 +115,6 @@ ALGORITHMS: dict[LossName, Algorithm] = {
         loss_type="cispo",
         clip=(0.2, CISPO_BOUND),
         averaged=OVER_STEP,
-        preset=Preset(
-            "CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1; largest ratio of arXiv 2510.13786 (ScaleRL)",
-            {"rl_kl_coef": 0.0, "rl_sampling": "refill", "rl_updates_per_rollout": 16},
-            overlong=True,
-        ),
     ),
     "sapo": Algorithm(source="SAPO, arXiv 2511.20347", loss_type="sapo", is_clipped=False),
     "luspo": Algorithm(
@@ -163,7 +134,28 @@ ALGORITHMS: dict[LossName, Algorithm] = {
 }
 
 PAPERS: dict[str, Preset] = {
-    name: algorithm.preset for name, algorithm in ALGORITHMS.items() if algorithm.preset is not None
+    "grpo": Preset(
+        "DeepSeekMath, arXiv 2402.03300, section 4.2; its clip range is not stated: that of PPO",
+        {"rl_kl_coef": 0.04, "rl_updates_per_rollout": 1},
+    ),
+    "dr_grpo": Preset(
+        "Dr. GRPO, arXiv 2503.20783, section 3.2 and table 6; updates of the authors' training scripts",
+        {"rl_kl_coef": 0.0, "rl_updates_per_rollout": 8},  # 128 of 1,024 completions each
+    ),
+    "dapo": Preset(
+        "DAPO, arXiv 2503.14476, section 4.1",
+        {"rl_kl_coef": 0.0, "rl_sampling": "refill", "rl_updates_per_rollout": 16},
+        overlong=True,
+    ),
+    "gspo": Preset(
+        "GSPO, arXiv 2507.18071, section 5.1, whose formulas omit the KL term",
+        {"rl_kl_coef": 0.0, "rl_updates_per_rollout": 4},
+    ),
+    "cispo": Preset(
+        "CISPO, arXiv 2506.13585 (MiniMax-M1), section 3.1; largest ratio of arXiv 2510.13786 (ScaleRL)",
+        {"rl_kl_coef": 0.0, "rl_sampling": "refill", "rl_updates_per_rollout": 16},
+        overlong=True,
+    ),
 }
 """Presets of papers."""
 OF_PAPERS = frozenset(["rl_loss_type"]).union(*(preset.settings for preset in PAPERS.values()))
@@ -189,16 +181,10 @@ PRESETS: dict[str, Preset] = {
 # -- presets
 
 
-def preset_settings(name: object, thinking: object = None) -> dict[str, object]:
-    """The values that a preset of this name sets, by option; none if there is no such preset. The limit of a completion
-    is that of an answer, and what `--thinking` allows for the thought."""
+def preset_settings(name: object) -> dict[str, object]:
+    """The values that a preset of this name sets, by option; none if there is no such preset."""
     preset = PRESETS.get(str(name))
-    if preset is None:
-        return {}
-    settings = {"rl_loss_type": name, **preset.settings}
-    if isinstance(answer := settings.get("rl_max_new_tokens"), int):
-        settings["rl_max_new_tokens"] = answer + thought_tokens(thinking)
-    return settings
+    return {"rl_loss_type": name, **preset.settings} if preset else {}
 
 
 # -- options
@@ -254,7 +240,7 @@ class GRPOOptions(Options):
     def _fill_in_preset(cls, values: object, make: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(values, dict):
             return make(values)
-        settings = preset_settings(values.get("rl_preset"), values.get("thinking"))
+        settings = preset_settings(values.get("rl_preset"))
         if "gradient_accumulation" in values:  # which says the same in another way
             settings.pop("rl_prompts_per_step", None)
         options = make({**{name: settings[name] for name in settings if name in cls.model_fields}, **values})

@@ -1,9 +1,9 @@
 """Options of generation: sampling, the limits of an episode, and vLLM."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt
 
 from aitrain.options.section import Options, ResumeSafe
 from aitrain.options.value_types import (
@@ -21,26 +21,7 @@ _OF_AITRAINS_SERVERS = ("vllm_servers", "vllm_args")
 Thinking = Literal["on", "off", "low", "medium", "high"] | Annotated[int, Field(ge=16)]
 """Values of `--thinking`; a number is a budget of tokens, in which the tag that begins a thought has room."""
 THOUGHT_TOKENS, ENDING_TOKENS = 2048, 16
-"""Tokens that completions are allowed for a thought without a budget, unless rl_max_new_tokens is given; and those that
-the end of a thought may have."""
-
-
-def thought_tokens(thinking: object) -> int:
-    """Tokens that a completion is allowed for its thought and the end of it, besides those of an answer, by
-    `--thinking`."""
-    if thinking in (None, False, "off"):
-        return 0
-    return int(str(thinking)) + ENDING_TOKENS if str(thinking).isdecimal() else THOUGHT_TOKENS
-
-
-def beside_thought(trained: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """The options of a run, for a command with other ones that are `given`: an answer is as long as in the run, beside
-    another thought."""
-    before, now = (thought_tokens(options.get("thinking")) for options in (trained, {**trained, **given}))
-    most = trained.get("rl_max_new_tokens")
-    if now == before or not isinstance(most, int):
-        return {**trained}
-    return {**trained, "rl_max_new_tokens": now + most - (before if before < most else 0)}
+"""Tokens that completions are allowed for a thought without a budget; and those that the end of a thought may have."""
 
 
 class GenerationOptions(Options):
@@ -49,10 +30,12 @@ class GenerationOptions(Options):
     section = "Generation"
 
     rl_max_new_tokens: PositiveInt = 128
-    """Maximum number of tokens in one completion; an episode may have several completions."""
+    """Maximum number of tokens in one completion, besides those that --thinking adds for a thought; an episode may have
+    several completions."""
     thinking: Thinking | None = None
     """Thinking before the answer, by the chat template: on, off, an effort that the template has, or a budget, the
-    maximum number of tokens of a thought, at least 16. Unset: the template's default."""
+    maximum number of tokens of a thought, at least 16. Completions may have 2,048 tokens more for it, with a budget
+    that and 16. Unset: the template's default, and no more tokens."""
     rl_max_turns: PositiveInt = 16
     """Maximum number of turns in one episode."""
     rl_max_episode_tokens: PositiveInt | None = None
@@ -68,15 +51,13 @@ class GenerationOptions(Options):
     rl_stop: Texts | None = None
     """Stop string; may be repeated. The token that completes one ends the completion, and the text stays in it."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _make_room_to_think(cls, values: object) -> object:
-        """Where rl_max_new_tokens is not given, it is that of an answer, and what a thought may have."""
-        if not isinstance(values, dict) or "rl_max_new_tokens" in values:
-            return values
-        if thought := thought_tokens(values.get("thinking")):
-            values = {**values, "rl_max_new_tokens": cls.model_fields["rl_max_new_tokens"].default + thought}
-        return values
+    @property
+    def completion_tokens(self) -> int:
+        """Maximum number of tokens in one completion: those of an answer, and of a thought and its end before it."""
+        if self.thinking in (None, "off"):
+            return self.rl_max_new_tokens
+        thought = self.thinking + ENDING_TOKENS if isinstance(self.thinking, int) else THOUGHT_TOKENS
+        return self.rl_max_new_tokens + thought
 
     @property
     def reshaped_sampling(self) -> list[str]:
@@ -84,18 +65,11 @@ class GenerationOptions(Options):
         return [f"{name} {value}" for name, value in self.changed().items() if name in ("rl_top_k", "rl_top_p")]
 
     def rules(self) -> Iterator[str]:
-        """Limits that fit into each other."""
-        most = self.rl_max_new_tokens
+        """Stop strings are texts, each of one completion."""
         if any(text.startswith('["') for text in self.rl_stop or ()):
             yield "rl_stop: a list is no text\nRepeat the flag: --rl-stop A --rl-stop B"
-        if isinstance(self.thinking, int):
-            if self.thinking + ENDING_TOKENS > most:
-                yield (
-                    f"thinking: a thought of {self.thinking} tokens and its end leave no room for an answer in a"
-                    f" completion of {most} (rl_max_new_tokens)"
-                )
-            if self.rl_stop:
-                yield f"rl_stop: with thinking {self.thinking}, a turn is two completions\nLeave one of the two out."
+        if isinstance(self.thinking, int) and self.rl_stop:
+            yield f"rl_stop: with thinking {self.thinking}, a turn is two completions\nLeave one of the two out."
 
 
 class VLLMOptions(Options):

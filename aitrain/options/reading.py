@@ -2,8 +2,6 @@
 and what is known about it (recipe.yaml).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -2,8 +2,6 @@
 need it; and the JSON schema of a file of options, for editors.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeVar

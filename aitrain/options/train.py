@@ -2,8 +2,6 @@
 AITraining's wherever it has the option.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -88,7 +86,7 @@ class TrainConfig(
         """Tokens of the overlong buffer: the given ones, else those of the preset; None: nothing is subtracted. No
         default of the option, as an environment may declare the length later."""
         has_one = self.rl_preset is not None and PRESETS[self.rl_preset].overlong
-        return self.rl_overlong_buffer or (max(1, self.rl_max_new_tokens // 5) if has_one else None)
+        return self.rl_overlong_buffer or (max(1, self.completion_tokens // 5) if has_one else None)
 
     @property
     def weight_sync(self) -> str | None:

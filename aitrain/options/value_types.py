@@ -1,7 +1,5 @@
 """Types of option values: bounds, and values that come in several forms from YAML, JSON, a shell or Python."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

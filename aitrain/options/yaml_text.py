@@ -1,7 +1,5 @@
 """YAML, read and written by the same rules."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable, Mapping
 

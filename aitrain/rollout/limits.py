@@ -43,7 +43,7 @@ def limits_of(runner: Runner, context: int | None) -> Limits:
     """The limits of a run's episodes, by the options of each environment."""
 
     def of(config: TrainConfig) -> Limits:
-        return Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
+        return Limits(config.rl_max_turns, config.completion_tokens, config.rl_max_episode_tokens, context)
 
     return replace(of(runner.config), by_env={name: of(part.config) for name, part in runner.parts.items() if name})
 

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.environment import named_place
-from aitrain.options.generation import beside_thought
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import read_yaml
 from aitrain.packages import NAMED_MODELS, TINY, public_base
@@ -246,6 +245,10 @@ def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:
     return f"{recorded if is_there else _found_path(folder, file)}{colon}{name}"
 
 
+ANSWER_TOKENS = 512
+"""Tokens of an answer in a chat, unless --rl-max-new-tokens is given."""
+
+
 def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> dict[str, object]:
     """The options of the run that trained a model, with those that are `given`.
 
@@ -261,7 +264,7 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
         raise ConfigError(f"only: it is not known what {model} was trained from")
     trained = {name: value for name, value in run_options(reference.run).items() if name in TrainConfig.model_fields}
     trained.pop("rl_max_episode_tokens", None)  # a conversation has no such limit
-    return {**beside_thought(trained, given), "model": reference.base, **given}
+    return {**trained, "rl_max_new_tokens": ANSWER_TOKENS, "model": reference.base, **given}
 
 
 # -- config.yaml

@@ -50,7 +50,7 @@ class AlgorithmParts:
     def penalty(self, tokens: int) -> float:
         """The soft overlong punishment of DAPO for a completion of this length: it grows from 0 where the buffer begins
         to 1 at the limit."""
-        limit, buffer = self.config.rl_max_new_tokens, self.config.overlong_buffer
+        limit, buffer = self.config.completion_tokens, self.config.overlong_buffer
         return 0.0 if buffer is None else min(max((tokens - limit + buffer) / buffer, 0.0), 1.0)
 
     def advantages(self, rewards: Tensor, size: int, of_trl: Tensor, own: slice) -> Tensor:

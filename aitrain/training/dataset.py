@@ -73,7 +73,7 @@ class ShownCases:
         """Maximum tokens that follow a prompt; None if only the context limits them."""
         kinds = runner.parts.items()
         is_one_turn = all(part.kind == "score_episode" and not len(self.tools[name]) for name, part in kinds)
-        return runner.config.rl_max_new_tokens if is_one_turn else runner.config.rl_max_episode_tokens
+        return runner.config.completion_tokens if is_one_turn else runner.config.rl_max_episode_tokens
 
 
 def shown_episodes(

@@ -107,7 +107,7 @@ def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
         ConfigError: the episode alone fills the context.
     """
     name = "rl_max_new_tokens" if config.rl_max_episode_tokens is None else "rl_max_episode_tokens"
-    episode = getattr(config, name)
+    episode = config.rl_max_episode_tokens or config.completion_tokens
     room = None if context is None else context - episode
     if room is not None and room < 1:
         raise ConfigError(f"{name}: {episode} new tokens leave no room for a prompt in a context of {context}")

@@ -179,7 +179,7 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
         new_tokens = shown.most_new_tokens(context.runner)
         cases = (*split.train, *split.held_out, *split.choosing)
         whole = longest_episode(cases, prompts, new_tokens, context_tokens)
-        completion = new_tokens or context_tokens or config.rl_max_turns * config.rl_max_new_tokens
+        completion = new_tokens or context_tokens or config.rl_max_turns * config.completion_tokens
         context_tokens = fit_vllm(arguments, config, completion, whole)
     if context.checkpoint is not None:
         refuse_fewer_steps(context.checkpoint, schedule.steps)

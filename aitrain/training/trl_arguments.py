@@ -54,7 +54,7 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         "entropy_coef": config.rl_entropy_coef,
         "mask_truncated_completions": config.rl_mask_truncated_completions,
         # generation
-        "max_completion_length": config.rl_max_new_tokens,
+        "max_completion_length": config.completion_tokens,
         "temperature": config.rl_temperature,
         "top_k": config.rl_top_k,
         "top_p": config.rl_top_p,

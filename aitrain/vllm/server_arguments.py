@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
 
 OPTION_OF = {
     "dtype": "--dtype",
@@ -58,18 +59,9 @@ def needed_rank(rank: int) -> int:
     raise ConfigError(f"lora_r: vLLM serves adapters of rank {RANKS[-1]} at most, not {rank}")
 
 
-def common_arguments(
-    model: str,
-    gpus: Sequence[str],
-    *,
-    lora_rank: int | None = None,
-    dtype: str = "auto",
-    memory: float = 0.9,
-    tensor_parallel: int = 1,
-    trust_remote_code: bool = False,
-) -> dict[str, object]:
+def common_arguments(config: TrainConfig, model: str, gpus: Sequence[str], lora_rank: int | None) -> dict[str, object]:
     """The arguments of a server, whether it trains or not: its model, a folder or a Hub name, and what it has of this
-    machine. `lora_rank` is the maximum rank of adapters, None for no adapters; `memory` a fraction of each GPU's.
+    machine. `lora_rank` is the maximum rank of adapters, None for no adapters.
 
     On the CPU, vLLM 0.31 ends with an error when a prompt with a seed is processed in two parts.
     """
@@ -77,10 +69,10 @@ def common_arguments(
     on_cpu = {"enforce_eager": True, "enable_chunked_prefill": False}
     return {
         "model": model,
-        "dtype": dtype,
-        "tensor_parallel_size": tensor_parallel,
-        **({"gpu_memory_utilization": memory} if gpus else on_cpu),
-        **({"trust_remote_code": True} if trust_remote_code else {}),
+        "dtype": config.dtype if gpus or config.dtype != "auto" else "float32",
+        "tensor_parallel_size": config.vllm_tensor_parallel_size,
+        **({"gpu_memory_utilization": config.vllm_memory} if gpus else on_cpu),
+        **({"trust_remote_code": True} if config.trust_remote_code else {}),
         **adapters,
     }
 

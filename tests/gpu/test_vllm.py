@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aitrain import TrainConfig
 from aitrain.launch.hardware import visible_gpus
 from aitrain.launch.resource_estimate import MIB, device_memory
 from aitrain.vllm.server_arguments import common_arguments, training_arguments
@@ -71,10 +72,11 @@ def test_a_colocated_vllm_that_sleeps_frees_its_memory_for_training(
 
 
 @contextmanager
-def server(model: str, folder: Path, **more: Any) -> Iterator[str]:
+def server(model: str, folder: Path, lora_rank: int | None) -> Iterator[str]:
     """Address of a server of the user's, on one GPU or on the CPU."""
-    gpus, dtype = ((), "float32") if IS_REHEARSAL else (visible_gpus()[:1], "bfloat16")
-    arguments = common_arguments(model, gpus, dtype=dtype, memory=SHARE, **more) | training_arguments(gpus)
+    gpus = () if IS_REHEARSAL else visible_gpus()[:1]
+    config = TrainConfig(dtype="bfloat16" if gpus else "float32", vllm_gpu_memory_utilization=SHARE)
+    arguments = common_arguments(config, model, gpus, lora_rank) | training_arguments(gpus)
     started = VLLMServer({**arguments, "max_model_len": 256}, folder / "vllm-server.log", gpus)
     with running([started]):
         yield started.url
@@ -85,8 +87,7 @@ def test_a_server_on_the_gpu_of_the_training_gets_the_weights_of_each_step(
     sync: str, tmp_path: Path, train: Train, model_of: Models
 ) -> None:
     options: dict[str, Any] = {"model": model_of(SHAPE), "peft": sync == "adapter"}
-    rank = {"lora_rank": 16} if sync == "adapter" else {}
-    with server(options["model"], tmp_path, **rank) as url:
+    with server(options["model"], tmp_path, 16 if sync == "adapter" else None) as url:
         check(train(**options, use_vllm=True, vllm_mode="server", vllm_server_url=url, vllm_server_gpus=0))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aitrain import TrainConfig
 from aitrain.packages import TINY_FOLDER
 from aitrain.runs.run_folder import read_object
 from aitrain.vllm.server_arguments import common_arguments, key_header
@@ -62,7 +63,7 @@ def test_two_training_processes_ask_one_server_for_turns_and_for_what_environmen
 @pytest.mark.slow
 def test_a_server_asks_for_its_key_and_a_seed_decides_what_it_samples(tmp_path: Path) -> None:
     """Other users of the machine reach 127.0.0.1 as well: every path but its health asks for the key."""
-    arguments = common_arguments(str(TINY_FOLDER), (), lora_rank=8, dtype="float32")
+    arguments = common_arguments(TrainConfig(), str(TINY_FOLDER), (), 8)
     server = VLLMServer({**arguments, "max_model_len": 64}, tmp_path / "log", timeout=180.0)
     with (
         running([server]),
