@@ -61,27 +61,31 @@ class RecordedCase:
         return fmean(scores) if scores else None
 
 
-def match_cases(a: Mapping[str, RecordedCase], b: Mapping[str, RecordedCase]) -> list[tuple[str, str]]:
+Matched = tuple[RecordedCase, RecordedCase]
+"""A case in two scorings."""
+
+
+def match_cases(a: Mapping[str, RecordedCase], b: Mapping[str, RecordedCase]) -> list[Matched]:
     """Pairs of cases with equal content, prompt and row, in the order of `a`, each case at most once.
 
     Of rows that repeat, those with equal seeds belong together, as a seed may decide what is asked. The others are
     matched in the order in which they come. An environment that both have may share rows with others, and is never
     matched with these.
     """
-    found = dict[str, str]()
+    found = dict[str, RecordedCase]()
     in_both = {one.env_key for one in a.values()} & {one.env_key for one in b.values()}
 
     def alike(one: RecordedCase, has_seed: bool) -> tuple[str, str, int | None]:
         return one.content, one.env_key if one.env_key in in_both else "", one.seed if has_seed else None
 
     for has_seed in (True, False):
-        taken = set(found.values())
-        last_first = reversed(list(b.items()))  # as the first is taken from the end
-        free = grouped((alike(one, has_seed), case) for case, one in last_first if case not in taken)
+        taken = {one.case for one in found.values()}
+        last_first = reversed(list(b.values()))  # as the first is taken from the end
+        free = grouped((alike(one, has_seed), one) for one in last_first if one.case not in taken)
         for case, one in a.items():
             if case not in found and (others := free.get(alike(one, has_seed))):
                 found[case] = others.pop()
-    return [(case, found[case]) for case in a if case in found]
+    return [(one, found[case]) for case, one in a.items() if case in found]
 
 
 @dataclass(eq=False)

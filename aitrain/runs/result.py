@@ -24,14 +24,7 @@ from aitrain.runs.held_out import (
 )
 from aitrain.runs.records import RolloutRecord, read_metrics
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
-from aitrain.runs.statistics import (
-    Mixture,
-    can_be_solved,
-    chances,
-    interval_of_mean,
-    of_means,
-    rows_of,
-)
+from aitrain.runs.statistics import Mixture, case_values, of_means
 
 
 @dataclass(frozen=True)
@@ -188,16 +181,14 @@ def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRe
         dropped=sum(record.stop == "no_room" for record in every),
         tokens=sum(record.tokens for record in every),
     )
-    solvable = can_be_solved(mixture)
     for name in DECODINGS:
         played = [record for record in every if record.eval_phase == f"{PHASE}_{name}"]
         if not played:
             continue
         scoring = grouped((str(record.row_number), record.score) for record in played if record.score is not None)
-        for row, envs in rows_of(name, mixture):
-            result.scores[row] = interval_of_mean(scoring, envs)
-        if name == "sampled" and (tries := result.samples) > 1 and solvable and scoring:
-            result.scores[f"pass@{tries}"] = of_means(chances(scoring, tries, mixture), solvable)
+        tries = result.samples if name == "sampled" and scoring else 1
+        for row, (means,), envs in case_values(name, [scoring], mixture, tries):
+            result.scores[row] = of_means(means, envs)
         values = grouped(
             (f"{record.environment}/{metric}" if record.environment else metric, value)
             for record in played

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from statistics import NormalDist, fmean, stdev
@@ -50,6 +50,7 @@ from aitrain.runs.held_out import (
     DECODINGS,
     NEARLY,
     IntervalValues,
+    ScoreRow,
     ScoreTable,
     Scoring,
     bounds_of,
@@ -344,11 +345,6 @@ def named(mixture: Mixture) -> Mixture:
     return tuple(one for one in mixture if one.name)
 
 
-def rows_of(name: str, mixture: Mixture) -> list[tuple[str, Mixture]]:
-    """The rows of a table for a quantity: that of all environments, and of several also that of each."""
-    return [(name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))]
-
-
 def bounds_of_mean(mixture: Mixture) -> Bounds | None:
     """The lowest and the highest weighted mean; None if an environment has no bounds."""
     if any(one.bounds is None for one in mixture):
@@ -445,23 +441,36 @@ def chances(scoring: Scoring, tries: int, mixture: Mixture) -> dict[str, float]:
     return found
 
 
-# -- the table of a run
+# -- tables
+
+
+def case_values(
+    name: str, scorings: Sequence[Scoring], mixture: Mixture, tries: int
+) -> Iterator[tuple[str, list[dict[str, float]], Mixture]]:
+    """The rows of a table for scorings with one decoding, its name: the value of each case in each scoring, and the
+    environments that they are of. With several tries also pass@K, with several environments also the rows of each."""
+    rows = [(name, list(map(means_of, scorings)), mixture)]
+    if tries > 1 and (solvable := can_be_solved(mixture)):
+        rows.append((f"pass@{tries}", [chances(scoring, tries, mixture) for scoring in scorings], solvable))
+    for row, values, envs in rows:
+        yield row, values, envs
+        for one in named(envs):
+            yield f"{row}, {one.name}", values, (one,)
+
+
+def score_row(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> ScoreRow:
+    """The row of a value that cases have before and after."""
+    change = of_changes(before, after, mixture)
+    return {"before": of_means(before, mixture), "after": of_means(after, mixture), "change": change}
 
 
 def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, tries: int) -> ScoreTable:
-    """The table of scorings named `before_sampled` and so on, with pass@K if cases have several samples; with several
-    environments, also a row for each of them, such as `sampled, NAME`."""
-    rows = dict[str, tuple[list[dict[str, float]], Mixture]]()
+    """The table of scorings named `before_sampled` and so on, whose cases have this number of samples."""
+    table: ScoreTable = {}
     for decoding in DECODINGS:
         ends = [scorings.get(f"{phase}_{decoding}", {}) for phase in ("before", "after")]
-        rows[decoding] = list(map(means_of, ends)), mixture
-        if decoding == "sampled" and tries > 1 and (solvable := can_be_solved(mixture)):
-            rows[f"pass@{tries}"] = [chances(end, tries, mixture) for end in ends], solvable
-    table: ScoreTable = {}
-    for name, ((before, after), envs) in rows.items():
-        for row, part in rows_of(name, envs):
-            change = of_changes(before, after, part)
-            table[row] = {"before": of_means(before, part), "after": of_means(after, part), "change": change}
+        for row, (before, after), envs in case_values(decoding, ends, mixture, tries if decoding == "sampled" else 1):
+            table[row] = score_row(before, after, envs)
     return table
 
 
