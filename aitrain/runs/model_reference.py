@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.environment import named_place
 from aitrain.options.generation import beside_thought
+from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import read_yaml
 from aitrain.packages import NAMED_MODELS, TINY, public_base
@@ -246,11 +247,11 @@ def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:
     return f"{recorded if is_there else _found_path(folder, file)}{colon}{name}"
 
 
-def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> dict[str, object]:
+def chat_config(model: str, only: str | None, given: Mapping[str, object]) -> TrainConfig:
     """The options of the run that trained a model, with those that are `given`.
 
     Raises:
-        ConfigError: the model cannot be talked to, or there is no base to talk to.
+        ConfigError: the model cannot be talked to, there is no base to talk to, or an option is wrong.
     """
     reference = read_model(model)
     if only not in (None, "base", "tuned"):
@@ -261,7 +262,7 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
         raise ConfigError(f"only: it is not known what {model} was trained from")
     trained = {name: value for name, value in run_options(reference.run).items() if name in TrainConfig.model_fields}
     trained.pop("rl_max_episode_tokens", None)  # a conversation has no such limit
-    return {**beside_thought(trained, given), "model": reference.base, **given}
+    return resolve(TrainConfig, None, {**beside_thought(trained, given), "model": reference.base, **given})
 
 
 # -- config.yaml
