@@ -3,8 +3,6 @@
 So they are right even while a training process is stuck in C code and none of its threads can run.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import mmap

@@ -5,8 +5,6 @@ checkpoints/checkpoint-<step>/
   ...                what the trainer writes (training/trainer_checkpoint.py); nothing here reads it
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

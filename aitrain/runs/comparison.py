@@ -6,8 +6,6 @@ that at the end of a run: the interval of the mean change must leave out 0, and 
 corrected for the number of comparisons.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

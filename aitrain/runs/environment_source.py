@@ -1,7 +1,5 @@
 """The environment's source as it ran, kept in the run folder's `environment/`, with its secrets masked."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

@@ -13,12 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from pydantic import ConfigDict, TypeAdapter
-
 from aitrain import activity
 from aitrain.errors import AitrainError, Interrupted
 from aitrain.events import Announce, Playing
-from aitrain.runs.json_values import JsonObject, as_float
+from aitrain.runs.json_values import as_float
 from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
@@ -179,14 +177,3 @@ class NodeInfo:
     gpus: int
     processes: int = 1
     """Number of its training processes."""
-
-
-NODES = TypeAdapter(tuple[NodeInfo, ...], config=ConfigDict(defer_build=True))
-
-
-def read_nodes(status: JsonObject) -> tuple[NodeInfo, ...]:
-    """The machines in a status.json, none if it is damaged, or for a run on one machine."""
-    try:
-        return NODES.validate_python(status.get("nodes", ()))
-    except ValueError:
-        return ()

@@ -4,8 +4,6 @@ Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, 
 `read_model`, and take over the options of the run that trained it with `run_options`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping

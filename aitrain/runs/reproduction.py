@@ -1,7 +1,5 @@
 """Compares a run with a repetition of it: their records, their metrics and their weights."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 from collections.abc import Mapping, Sequence
