@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from aitrain import activity
-from aitrain.errors import AitrainError, Interrupted
+from aitrain.errors import Interrupted, to_aitrain_error
 from aitrain.events import Announce, Playing
 from aitrain.runs.json_values import as_float
 from aitrain.runs.run_folder import RunFolder
@@ -77,10 +77,9 @@ class Heartbeat:
         if self.thread.is_alive():
             self.thread.join()
         if error is not None:
-            is_stop = isinstance(error, (Interrupted, KeyboardInterrupt))
-            self.progress.status = "stopped" if is_stop else "failed"
-            is_ours = isinstance(error, AitrainError)
-            self.progress.reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            ours = to_aitrain_error(error)
+            self.progress.status = "stopped" if isinstance(ours, Interrupted) else "failed"
+            self.progress.reason = str(ours)
         self.beat()
 
     def beat(self) -> None:
