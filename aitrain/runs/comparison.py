@@ -28,6 +28,7 @@ from aitrain.runs.held_out import (
 )
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import Matched, RecordedCase, RecordedScoring, match_cases
+from aitrain.runs.records import prompt_key
 from aitrain.runs.rollout_index import LENIENT, IndexEntry
 from aitrain.runs.statistics import (
     EQUAL,
@@ -150,7 +151,7 @@ class Comparison:
         """The comparison as a notebook shows it: its rows, the cases won and lost, and what they say."""
         counts = f"{self.counts['won']} cases won, {self.counts['lost']} lost, of {len(self.pairs)}"
         said = [verdict_sentence(self.change), counts, self.format_sentence(), *self.notes]
-        return html_summary(("", self.a.label, self.b.label, "change"), table_texts(self.rows), said)
+        return html_summary([("", self.a.label, self.b.label, "change"), *table_texts(self.rows)], said)
 
     def to_json(self) -> JsonObject:
         """The comparison as JSON, with all cases."""
@@ -249,7 +250,10 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     Raises:
         ConfigError: the scorings have different score ranges.
     """
-    cases = {str(place): (one.environment or two.environment, one.prompt_key) for place, (one, two) in enumerate(pairs)}
+    cases = {
+        str(place): (one.record.environment or two.record.environment, prompt_key(one.record.prompt))
+        for place, (one, two) in enumerate(pairs)
+    }
     first, second = (recorded_mixture(one.environment, one.options, cases) for one in (a, b))
     for one, other in product(first, second):
         if one.name == other.name and one.bounds != other.bounds:
@@ -295,7 +299,7 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
     for scoring in (a, b):
         if left_out := len(scoring.cases) - len(matched):
             yield f"{left_out} of {len(scoring.cases)} cases are only in {scoring.label}: they are left out"
-    if other_seeds := sum(one.seed != other.seed for one, other in matched):
+    if other_seeds := sum(one.record.seed != other.record.seed for one, other in matched):
         yield (
             f"{other_seeds} of {len(matched)} cases were played with another seed of the environment: in an environment"
             " that uses it, they are not the same cases"
@@ -303,7 +307,8 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
     for scoring in (a, b):
         if damaged := scoring.rollouts.damaged:
             yield f"{damaged} lines of the rollout files of {scoring.label} are damaged: they are left out"
-        scores = [sample.score for sample in scoring.samples]
+        samples = [samples for case in scoring.cases.values() for samples in case.samples.values()]
+        scores = [sample.score for each in samples for sample in each.values()]
         if unscored := scores.count(None):
             yield f"{unscored} of {len(scores)} episodes of {scoring.label} have no score: they are left out"
         if scoring.status not in ("", "finished"):

@@ -107,7 +107,7 @@ class Result(StoredResult):
 
     def _repr_html_(self) -> str:
         """The result as a notebook shows it: the held-out scores, what they say, and where the model is."""
-        rows = table_texts(self.scores)
+        rows = [("held-out", "before", "after", "change"), *table_texts(self.scores)]
         change = self.scores["sampled"]["change"] if "sampled" in self.scores else None
         why = f" ({self.stopped_because})" if self.stopped_because else ""
         failed = sum(self.failures.values())
@@ -117,7 +117,7 @@ class Result(StoredResult):
             f"{failed} of {self.episodes} episodes failed" if failed else "",
             f"model: {self.model}",
         ]
-        return html_summary(("held-out", "before", "after", "change"), rows, lines)
+        return html_summary(rows, lines)
 
     def to_json(self) -> dict[str, Any]:
         """The content of result.json, with the folder of the model."""

@@ -94,8 +94,9 @@ def of_mean(scores: Collection[float], bounds: Bounds | None = UNIT) -> Interval
     values = list(scores)
     if not values:
         return None
-    limits = _limits(_shares(values, bounds)) if bounds else _student(values)
-    return _interval(values, limits, bounds or UNIT, (bounds or UNIT)[0])
+    low, high = bounds or UNIT
+    limits = _limits(_shares(values, low, high)) if bounds else _student(values)
+    return _interval(values, limits, high - low, low)
 
 
 def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
@@ -103,13 +104,14 @@ def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | 
     changes = [new - old for old, new in zip(before, after, strict=True)]
     if not changes:
         return None
-    limits = _change_limits(_shares(before, bounds), _shares(after, bounds)) if bounds else _student(changes)
-    return _interval(changes, limits, bounds or UNIT, 0.0)
+    low, high = bounds or UNIT
+    shares = [_shares(scores, low, high) for scores in (before, after)]
+    return _interval(changes, _change_limits(*shares) if bounds else _student(changes), high - low, 0.0)
 
 
-def _interval(values: Sequence[float], limits: Limits | None, bounds: Bounds, start: float) -> IntervalValues:
-    """The interval with limits that are shares of the range between the bounds, counted from the start."""
-    mean, size = fmean(values), bounds[1] - bounds[0]
+def _interval(values: Sequence[float], limits: Limits | None, size: float, start: float) -> IntervalValues:
+    """The interval with limits that are shares of a range of this size, counted from the start."""
+    mean = fmean(values)
     interval: IntervalValues = {"mean": mean, "low": None, "high": None, "count": len(values)}
     if limits is not None:
         low, high = (start + limit * size for limit in limits)
@@ -117,16 +119,11 @@ def _interval(values: Sequence[float], limits: Limits | None, bounds: Bounds, st
     return interval
 
 
-def _shares(scores: Sequence[float], bounds: Bounds) -> Array:
+def _shares(scores: Sequence[float], low: float, high: float) -> Array:
     """The scores as shares of the range, without what rounding has added."""
     import numpy as np
 
-    low, high = bounds
     return ((np.array(scores, dtype=np.float64) - low) / (high - low)).clip(0.0, 1.0).round(PLACES)
-
-
-def _are_binary(values: Array) -> bool:
-    return set(values.tolist()) <= {0.0, 1.0}
 
 
 def _extent(values: Array) -> float:
@@ -165,7 +162,7 @@ def _score_limits(a: float, mean: float) -> Limits:
 
 def _change_limits(before: Array, after: Array) -> Limits:
     differences, has_changed = after - before, before != after
-    if not (_are_binary(before) and _are_binary(after)):
+    if not {*before.tolist(), *after.tolist()} <= {0.0, 1.0}:
         changed = (before[has_changed], after[has_changed])
         are_alike = _extent(differences) <= ALIKE / 2 or all(_extent(scores) <= ALIKE for scores in changed)
         low, high = _of_spread((1 + differences) / 2, True, are_alike)
@@ -477,9 +474,7 @@ def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, tries: int) -
 def recorded_mixture(environment: JsonObject, options: JsonObject, cases: Mapping[str, tuple[str, str]]) -> Mixture:
     """The environments of a run folder, by its environment.json and its options, given the environment and the prompt
     of each held-out case."""
-    recorded = as_object(environment.get("environments"))
-    several = {name: as_object(facts) for name, facts in recorded.items()}
-    several = several or {"": {"score_range": options.get("rl_score_range")}}
+    several = as_object(environment.get("environments")) or {"": {"score_range": options.get("rl_score_range")}}
     return tuple(
         ScoredEnv(
             name,
@@ -487,5 +482,6 @@ def recorded_mixture(environment: JsonObject, options: JsonObject, cases: Mappin
             bounds_of(facts.get("score_range")),
             {case: prompt for case, (own, prompt) in cases.items() if own == name or not name},
         )
-        for name, facts in several.items()
+        for name, recorded in several.items()
+        for facts in [as_object(recorded)]
     )

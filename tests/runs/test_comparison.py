@@ -205,7 +205,7 @@ def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
 def test_rows_that_repeat_are_matched_once_each_those_with_the_same_seed_first() -> None:
     def keys(*cases: tuple[str, int], env: str = "", only: str = "") -> dict[str, RecordedCase]:
         records = [RolloutRecord(prompt=prompt, seed=seed, environment=env) for prompt, seed in cases]
-        cases = [RecordedCase.of(f"{env}{number}", record, only) for number, record in enumerate(records)]
+        cases = [RecordedCase(f"{env}{number}", record, env or only) for number, record in enumerate(records)]
         return {one.case: one for one in cases}
 
     def matched(a: dict[str, RecordedCase], b: dict[str, RecordedCase]) -> list[tuple[str, str]]:
