@@ -3,8 +3,6 @@
 So they are right even while a training process is stuck in C code and none of its threads can run.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import mmap
@@ -12,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TypeAlias
 
 VARIABLE = "AITRAIN_ACTIVITY"
@@ -66,15 +63,6 @@ def read(memory: Memory, rank: int) -> Snapshot:
     return Snapshot.from_buffer_copy(memory, rank * SLOT)
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A part of a run, with the fields of `Snapshot`."""
-
-    name: str
-    allows: float = 0.0
-    moves_files: bool = False
-
-
 class Activity:
     """Phase and progress count of one process."""
 
@@ -83,8 +71,9 @@ class Activity:
         """Memory of all processes that share it, and the slot of this one."""
         self.slot = Snapshot.from_buffer(memory, rank * SLOT)
         """This process's part of the memory."""
-        self._parts = [Part("starting")]
-        """The phase, and the parts of it that are being done."""
+        self._parts = [("starting", 0.0, False)]
+        """The phase, and the parts of it that are being done: what `Snapshot` says of each as phase, allows and
+        moves_files."""
         self._write()
 
     def tick(self) -> None:
@@ -93,7 +82,7 @@ class Activity:
 
     def enter(self, name: str, moves_files: bool = False) -> None:
         """Start the next phase of the run."""
-        self._parts[0] = Part(name, moves_files=moves_files)
+        self._parts[0] = name, 0.0, moves_files
         self._write()
         self.tick()
 
@@ -108,7 +97,7 @@ class Activity:
     @contextmanager
     def waiting(self, name: str, allows: float = 0.0, *, moves_files: bool = False) -> Iterator[None]:
         """A wait, which may have its own deadline; its start and end do not count as progress."""
-        part = Part(name, allows, moves_files)
+        part = f"{self._parts[0][0]}, {name}", allows, moves_files
         self._parts.append(part)
         self._write()
         try:
@@ -141,13 +130,9 @@ class Activity:
         self.tick()
 
     def _write(self) -> None:
-        slot, part = self.slot, self._parts[-1]
-        names = [self._parts[0].name, part.name][: len(self._parts)]
-        slot.allows, slot.moves_files, slot.phase = (
-            part.allows,
-            part.moves_files,
-            ", ".join(names).encode()[:LONGEST_NAME],
-        )
+        slot = self.slot
+        name, slot.allows, slot.moves_files = self._parts[-1]
+        slot.phase = name.encode()[:LONGEST_NAME]
 
 
 own = Activity(bytearray(SLOT))

@@ -1,5 +1,5 @@
-"""What a notebook shows: frames of the user's own code and cells by their number in a traceback, and tables, as plain
-HTML in which all text is escaped.
+"""What a notebook shows: frames of the user's own code and cells by their number in a traceback, and tables, as text
+in HTML that is escaped.
 """
 
 import re
@@ -49,13 +49,9 @@ def users_lines(error: BaseException) -> list[str]:
 # -- tables
 
 
-def html_summary(head: Sequence[str], rows: Sequence[Sequence[str]], lines: Iterable[str]) -> str:
-    """A table below a line of titles, unless it has no rows, and lines of text, without empty ones."""
-    body = "".join(_row("td", row) for row in rows)
-    table = f"<table><thead>{_row('th', head)}</thead><tbody>{body}</tbody></table>" if rows else ""
-    return table + "".join(f"<div>{escape(line)}</div>" for line in lines if line)
-
-
-def _row(tag: str, cells: Sequence[str]) -> str:
-    style = "text-align:left;vertical-align:top;white-space:pre-wrap"
-    return "<tr>" + "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>' for cell in cells) + "</tr>"
+def html_summary(rows: Sequence[Sequence[str]], lines: Iterable[str]) -> str:
+    """Rows, of which the first has the titles, in columns, and lines of text, without empty ones."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(map(str.ljust, row, widths)) for row in rows]
+    text = "\n".join([*table, *filter(None, lines)])
+    return f"<pre>{escape(text)}</pre>"

@@ -31,7 +31,6 @@ from aitrain.redaction import RedactedStream, disable_telemetry
 from aitrain.runs.checkpoint import has_steps
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.new_folder import remarks
-from aitrain.runs.requests import ChatSetup
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.dashboard import Dashboard, note_text
@@ -188,7 +187,7 @@ def chat(
     _silence_tqdm()
     from aitrain.jobs.chat import open_session
 
-    return open_session(ChatSetup(str(model), options, only, system, greedy, seed))
+    return open_session(str(model), options, only, system, greedy, seed)
 
 
 # -- the display

@@ -1,7 +1,5 @@
 """Redacts secrets in everything that is written or shown, and disables telemetry of libraries."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

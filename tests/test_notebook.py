@@ -73,7 +73,7 @@ def test_progress_and_results_are_displayed_and_an_error_has_the_lines_of_its_ce
         "".join(output.data["text/html"] for output in cells[source].outputs if "data" in output)
         for source in ("result", "compare(result)")
     )
-    assert re.search(r"<th[^>]*>change</th>.*sampled.*greedy", result)
+    assert re.search(r"<pre>held-out  before .*change\s*\nsampled .*\ngreedy ", result)
     assert "runs/sums/model" in result
     assert "cases won" in comparison
 

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +16,6 @@ from aitrain.options.generation import GenerationOptions
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.packages import named_folder
-from aitrain.runs.requests import ChatSetup, ExportRequest
 
 
 @with_options(GenerationOptions)
@@ -40,8 +38,8 @@ def chat(
     """
     from aitrain.launch.command_processes import run_on_terminal
 
-    request = ChatSetup(model, flags, only, system, greedy, seed)
-    return run_on_terminal("aitrain.jobs.chat", asdict(request))
+    request = {"model": model, "given": flags, "only": only, "system": system, "greedy": greedy}
+    return run_on_terminal("aitrain.jobs.chat", {**request, "seed": seed})
 
 
 def export(
@@ -63,15 +61,16 @@ def export(
     from aitrain.runs.model_reference import read_model
     from aitrain.runs.new_folder import refuse_existing
 
-    request = ExportRequest(model, out, dtype, trust_remote_code, as_json)
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
         raise ConfigError(f"{model} is no run, checkpoint or adapter here\nList the runs with: aitrain show")
     if reference.kind == "folder" and out is None:
         raise ConfigError(f"{model} is a whole model already\nUse --out for a copy.")
-    refuse_existing(request.folder(reference.label))
+    folder = Path(out or f"exports/{reference.label}").expanduser()
+    refuse_existing(folder)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
-    return run_on_terminal("aitrain.jobs.export", asdict(request))
+    request = {"model": model, "out": str(folder), "dtype": dtype, "trust_remote_code": trust_remote_code}
+    return run_on_terminal("aitrain.jobs.export", {**request, "as_json": as_json})
 
 
 RECORDED = ("dtype", "model_max_length")

@@ -212,7 +212,7 @@ def compare(
         if html is not None:
             typer.echo(f"page: {html}")
     worse = [
-        f"{one.b.label} is worse than {one.a.label}: {interval_text(one.main.change, True)}"
+        f"{one.b.label} is worse than {one.a.label}: {interval_text(one.change, True)}"
         for one in comparisons
         if fail_if_worse is not None and one.is_worse_by(fail_if_worse)
     ]

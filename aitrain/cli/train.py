@@ -188,8 +188,9 @@ def reproduce(
     else:
         for part in compared.parts:
             typer.echo(escape_controls(f"{part.name:8} {part.same}: {part.about}"))
-        for name in compared.facts if compared.first_difference else compared.differing_facts:
-            typer.echo(escape_controls(f"{name:14} {'  |  '.join(compared.facts[name])}"))
+        for name, (one, other) in compared.facts.items():
+            if compared.first_difference or one != other:
+                typer.echo(escape_controls(f"{name:14} {one}  |  {other}"))
     if first := compared.first_difference:
         raise WorseError(f"{after.path} is not the same as {before.path}: first in the {first.name}, {first.about}")
     return 0

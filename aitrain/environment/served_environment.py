@@ -300,10 +300,10 @@ class ServedEnvironment:
         call = EnvCall(uuid.uuid4().hex, self.description.id, case.own_number)
         return ServedSession(call, itertools.cycle(self.urls[own:] + self.urls[:own]), len(self.urls))
 
-    def served_source(self) -> list[tuple[str, str]]:
-        """Names and texts of the environment's files; only names inside of a folder."""
-        paths = [(PurePosixPath(file["name"]), file["text"]) for file in self.description.source]
-        return [(str(path), text) for path, text in paths if not path.is_absolute() and ".." not in path.parts]
+    def served_source(self) -> list[dict[str, str]]:
+        """The environment's files, each with `name` and `text`; only names inside of a folder."""
+        paths = [(PurePosixPath(file["name"]), file) for file in self.description.source]
+        return [file for path, file in paths if not path.is_absolute() and ".." not in path.parts]
 
     def close(self) -> None:
         """No-op: the servers keep their environment."""

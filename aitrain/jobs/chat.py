@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,8 +27,7 @@ from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Trajecto
 from aitrain.rollout.episode import sample_turn
 from aitrain.rollout.event_loop import EventLoop, event_loop
 from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.runs.model_reference import before_training, read_model
-from aitrain.runs.requests import ChatSetup
+from aitrain.runs.model_reference import before_training, chat_config, read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.loaded_policy import load_policy
 from aitrain.ui.output import escape_controls, run_job
@@ -151,14 +150,21 @@ class ChatSession:
         self._loop.close()
 
 
-def open_session(request: ChatSetup) -> ChatSession:
-    """Load the models of a chat: one that was trained, and what it was before the training; with LoRA, they are one set
-    of weights.
+def open_session(
+    model: str,
+    given: Mapping[str, object],
+    only: str | None = None,
+    system: str = "",
+    greedy: bool = False,
+    seed: int = 0,
+) -> ChatSession:
+    """Load the models of a chat: one that was trained, and what it was before the training, or `only` one of them; with
+    LoRA, they are one set of weights. The sampling options are those of the run, where they are not `given`.
 
     Raises:
-        ConfigError: a model cannot be loaded.
+        ConfigError: a model cannot be loaded, or an option is wrong.
     """
-    reference, wanted = read_model(request.model), request.config
+    wanted, reference = chat_config(model, only, given), read_model(model)
     before = before_training(reference)
     named = {"model": reference} if before is None else {"base": before, "tuned": reference}
     is_one_model = (
@@ -166,7 +172,7 @@ def open_session(request: ChatSetup) -> ChatSession:
     )
     chats, policy = list[ModelChat](), None
     for name, each in named.items():
-        if request.only not in (None, name) and before is not None:
+        if only not in (None, name) and before is not None:
             continue
         label = each.label if each.step is None else f"{each.label}, step {each.step}"
         if policy is None or not is_one_model:
@@ -179,8 +185,7 @@ def open_session(request: ChatSetup) -> ChatSession:
             chat.scope = policy.model.disable_adapter
         engine.on_tokens = chat.on_tokens
         chats.append(chat)
-    decoding = Decoding.GREEDY if request.greedy else Decoding.SEEDED
-    return ChatSession(chats, request.seed, decoding, request.system)
+    return ChatSession(chats, seed, Decoding.GREEDY if greedy else Decoding.SEEDED, system)
 
 
 # -- in the terminal
@@ -251,7 +256,7 @@ def main(request: dict[str, Any]) -> int:
     def work() -> None:
         if is_typed:
             print("loading the model ...", file=sys.stderr)
-        with closing(open_session(ChatSetup(**request))) as session:
+        with closing(open_session(**request)) as session:
             if is_typed:
                 talk(session, Console(highlight=False))
             else:

@@ -23,7 +23,6 @@ from aitrain.rollout.thinking import template_variables
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
 from aitrain.runs.new_folder import new_folder
-from aitrain.runs.requests import DTYPES, ExportRequest
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.loaded_policy import load_policy
 from aitrain.training.model import load_configuration, load_model
@@ -37,29 +36,28 @@ TOLERANCE = 1e-3
 """Largest difference of float32 logits to those of base plus adapter, relative to the largest logit."""
 
 
-def main(fields: dict[str, Any]) -> int:
+def main(request: dict[str, Any]) -> int:
     """Export as requested, and print the result; returns the exit code."""
-    request = ExportRequest(**fields)
     transformers_logging.set_verbosity_error()
     warnings.simplefilter("ignore")  # the libraries' advice is for those who call them
-    return run_job(partial(export, request), request.as_json, "export")
+    return run_job(partial(export, **request), request["as_json"], "export")
 
 
-def export(request: ExportRequest) -> None:
-    """Write the folder, as requested. A base that the training quantized is loaded in full precision.
+def export(model: str, out: str, dtype: str | None, trust_remote_code: bool, as_json: bool) -> None:
+    """Write the folder `out`, with weights of a type, by default that of the base. A base that the training quantized
+    is loaded in full precision.
 
     Raises:
         ConfigError: the files of the base are quantized, so that the adapter cannot become part of it.
         RunFailed: the model in the folder computes something else.
     """
-    reference = read_model(request.model)
+    reference, folder = read_model(model), Path(out)
     is_adapter, options = reference.adapter is not None, run_options(reference.run)
-    folder = request.folder(reference.label)
     revision = as_object(as_object(options.get("trl")).get("model_init_kwargs")).get("revision")
     config = TrainConfig(
         model=reference.base,
         peft=is_adapter,
-        trust_remote_code=request.trust_remote_code,
+        trust_remote_code=trust_remote_code,
         trl={"model_init_kwargs": {"revision": revision}} if revision else {},
         vllm_args={},
     )
@@ -67,10 +65,10 @@ def export(request: ExportRequest) -> None:
     if is_adapter and getattr(configuration, "quantization_config", None) is not None:
         raise ConfigError(
             f"{reference.base} is quantized: no adapter can be merged into it\n"
-            f"Serve the adapter beside its base: aitrain serve {request.model}"
+            f"Serve the adapter beside its base: aitrain serve {model}"
         )
     own = str(configuration.dtype).removeprefix("torch.")
-    dtype = request.dtype or (own if own in DTYPES else "float32")
+    dtype = dtype or (own if own in ("float32", "bfloat16", "float16") else "float32")
     print(f"loading {escape_controls(reference.base)} in {dtype} ...", file=sys.stderr, flush=True)
     with new_folder(folder) as place:
         # unchecked: float16 weights cannot be trained
@@ -88,7 +86,7 @@ def export(request: ExportRequest) -> None:
         said.append(f"! The adapter was trained on the base in {quantization}; the export has the base in {dtype}.")
     if variables := template_variables(options.get("thinking")):
         said.append(f"! It was trained with --thinking {options['thinking']}: give its chat template {variables}")
-    print(json.dumps(facts, indent=2, default=str) if request.as_json else escape_controls("\n".join(said)))
+    print(json.dumps(facts, indent=2, default=str) if as_json else escape_controls("\n".join(said)))
 
 
 # -- one whole model

@@ -5,8 +5,6 @@ checkpoints/checkpoint-<step>/
   ...                what the trainer writes (training/trainer_checkpoint.py); nothing here reads it
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -285,26 +283,25 @@ def _shown(name: str, value: object) -> str:
     return "unset" if value is None else str(without_secrets({name: value})[name])
 
 
-def weights_stamp(*folders: str | Path | None) -> list[str]:
-    """Names and digests of the files with weights in some folders, to see that they have changed; empty for those of
-    the Hub. A digest is that of parts of the file: a training changes all of it.
+def weights_stamp(model: str) -> list[str]:
+    """Names and digests of the files with weights in a model's folder, to see that they have changed; empty for a model
+    of the Hub. A digest is that of parts of the file: a training changes all of it.
 
     Raises:
         ConfigError: a file cannot be read.
     """
     stamp = list[str]()
-    for place in [named_folder(str(folder)) or Path(folder).expanduser() for folder in folders if folder]:
-        for file in sorted(place.glob("*.safetensors")):
-            digest = hashlib.sha256()
-            try:
-                size = file.stat().st_size
-                with file.open("rb") as stream:
-                    for start in range(0, size, size // 64 + 1):
-                        stream.seek(start)
-                        digest.update(stream.read(4096))
-            except OSError as error:
-                raise ConfigError(f"model: cannot read {file}: {error.strerror}") from error
-            stamp.append(f"{file.name} {digest.hexdigest()}")
+    for file in sorted((named_folder(model) or Path(model).expanduser()).glob("*.safetensors")):
+        digest = hashlib.sha256()
+        try:
+            size = file.stat().st_size
+            with file.open("rb") as stream:
+                for start in range(0, size, size // 64 + 1):
+                    stream.seek(start)
+                    digest.update(stream.read(4096))
+        except OSError as error:
+            raise ConfigError(f"model: cannot read {file}: {error.strerror}") from error
+        stamp.append(f"{file.name} {digest.hexdigest()}")
     return stamp
 
 

@@ -6,25 +6,29 @@ that at the end of a run: the interval of the mean change must leave out 0, and 
 corrected for the number of comparisons.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, get_args
 
 from aitrain.cells import html_summary
 from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
-from aitrain.runs.held_out import IntervalValues, Scoring, Verdict, interval_text, verdict_of, verdict_sentence
-from aitrain.runs.json_values import JsonObject
-from aitrain.runs.recorded_scoring import (
-    RecordedCase,
-    RecordedScoring,
-    match_cases,
+from aitrain.runs.held_out import (
+    IntervalValues,
+    ScoreTable,
+    Scoring,
+    Verdict,
+    interval_text,
+    table_texts,
+    verdict_of,
+    verdict_sentence,
 )
+from aitrain.runs.json_values import JsonObject
+from aitrain.runs.recorded_scoring import Matched, RecordedCase, RecordedScoring, match_cases
+from aitrain.runs.records import prompt_key
 from aitrain.runs.rollout_index import LENIENT, IndexEntry
 from aitrain.runs.statistics import (
     EQUAL,
@@ -32,15 +36,12 @@ from aitrain.runs.statistics import (
     WANTED_POWER,
     Mixture,
     Power,
-    can_be_solved,
-    chances,
+    case_values,
     holm,
     means_of,
     named,
-    of_changes,
-    of_means,
     recorded_mixture,
-    rows_of,
+    score_row,
     weighted_changes,
 )
 
@@ -49,29 +50,7 @@ FORMAT = "format"
 COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samples")
 """Options that change what is sampled or scored; the model's own are what is compared."""
 
-Matched = tuple[RecordedCase, RecordedCase]
-"""A case in A and in B."""
 Outcome = Literal["won", "lost", "equal", "unscored"]
-
-
-@dataclass(frozen=True)
-class ComparedRow:
-    """One quantity of both models over the cases that both have it for."""
-
-    a: IntervalValues
-    b: IntervalValues
-    change: IntervalValues
-    """With the p-value of a sign-flip test, corrected for the number of models that are compared with A."""
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether B is better."""
-        return verdict_of(self.change)
-
-    @property
-    def texts(self) -> list[str]:
-        """The intervals as text."""
-        return [interval_text(self.a), interval_text(self.b), interval_text(self.change, True)]
 
 
 @dataclass(frozen=True)
@@ -105,22 +84,25 @@ class Comparison:
     decoding: str
     """The decoding whose scores decide: sampled, or greedy if nothing was sampled."""
     pairs: list[CasePair]
-    rows: dict[str, ComparedRow]
-    """By `sampled`, `greedy`, `pass@K`, `lenient` and `format`."""
+    rows: ScoreTable
+    """`sampled`, `greedy`, `pass@K`, `lenient` and `format`, over the cases that both have a value for; A is before.
+    The p-values of changes are corrected for the number of models that are compared with A."""
     notes: list[str]
     """What makes the comparison less certain, or less fair."""
     power: Power | None
     """The power of comparisons whose cases differ as these do."""
 
     @property
-    def main(self) -> ComparedRow:
-        """The row that decides."""
-        return self.rows[self.decoding]
+    def change(self) -> IntervalValues:
+        """The change that decides."""
+        change = self.rows[self.decoding]["change"]
+        assert change is not None
+        return change
 
     @property
     def verdict(self) -> Verdict:
         """Whether B is better than A."""
-        return self.main.verdict or "undetected"
+        return verdict_of(self.change) or "undetected"
 
     def cases(self, outcome: Outcome) -> list[CasePair]:
         """The cases with this outcome, the largest difference first."""
@@ -135,27 +117,27 @@ class Comparison:
 
     def is_worse_by(self, margin: float) -> bool:
         """Whether B is worse than A by more than a margin, also at the interval's upper limit."""
-        high, mean = self.main.change["high"], self.main.change["mean"]
+        high, mean = self.change["high"], self.change["mean"]
         return self.verdict == "worse" and (mean if high is None else high) < -margin
 
     def format_sentence(self) -> str:
         """How much of a change is only format; empty without a lenient score."""
         if LENIENT not in self.rows:
             return ""
-        lenient = self.rows[LENIENT]
-        texts = [interval_text(row.change, True) for row in (self.main, lenient, self.rows[FORMAT])]
+        lenient = self.rows[LENIENT]["change"]
+        texts = [interval_text(change, True) for change in (self.change, lenient, self.rows[FORMAT]["change"])]
         parts = f"score {texts[0]} = lenient score {texts[1]} + format {texts[2]}"
-        is_maybe_format = self.verdict == "better" and lenient.verdict != "better"
+        is_maybe_format = self.verdict == "better" and verdict_of(lenient) != "better"
         return f"The gain may be only format, as the lenient score shows none: {parts}" if is_maybe_format else parts
 
     def power_sentence(self) -> str:
         """Which difference these cases detect, and how many cases the measured difference needs."""
-        power, count = self.power, self.main.change["count"] or 0
+        power, count = self.power, self.change["count"] or 0
         detectable = power and power.detectable(count)
         if power is None or detectable is None:
             return ""
         text = f"Power: {count} cases detect a difference of {detectable:.3f} with a probability of {WANTED_POWER:.0%}"
-        measured = self.main.change["mean"]
+        measured = self.change["mean"]
         if not measured:
             return text
         needed = power.cases_needed(measured)
@@ -163,26 +145,32 @@ class Comparison:
         return f"{text}; for the measured {abs(measured):.3f}, {cases} are needed"
 
     def __repr__(self) -> str:
-        return f"Comparison({self.a.label} -> {self.b.label}: {verdict_sentence(self.main.change)})"
+        return f"Comparison({self.a.label} -> {self.b.label}: {verdict_sentence(self.change)})"
 
     def _repr_html_(self) -> str:
         """The comparison as a notebook shows it: its rows, the cases won and lost, and what they say."""
-        rows = [(name, *row.texts) for name, row in self.rows.items()]
         counts = f"{self.counts['won']} cases won, {self.counts['lost']} lost, of {len(self.pairs)}"
-        said = [verdict_sentence(self.main.change), counts, self.format_sentence(), *self.notes]
-        return html_summary(("", self.a.label, self.b.label, "change"), rows, said)
+        said = [verdict_sentence(self.change), counts, self.format_sentence(), *self.notes]
+        return html_summary([("", self.a.label, self.b.label, "change"), *table_texts(self.rows)], said)
 
     def to_json(self) -> JsonObject:
         """The comparison as JSON, with all cases."""
-        power, main = self.power, self.main
-        count, difference = main.change["count"] or 0, main.change["mean"]
+        power, count, difference = self.power, self.change["count"] or 0, self.change["mean"]
         return {
             "a": self.a.label,
             "b": self.b.label,
             "models": [self.a.model, self.b.model],
             "decoding": self.decoding,
             "verdict": self.verdict,
-            "rows": {name: {**asdict(row), "verdict": row.verdict} for name, row in self.rows.items()},
+            "rows": {
+                name: {
+                    "a": row["before"],
+                    "b": row["after"],
+                    "change": row["change"],
+                    "verdict": verdict_of(row["change"]),
+                }
+                for name, row in self.rows.items()
+            },
             "format": self.format_sentence() or None,
             "counts": {
                 "matched": len(self.pairs),
@@ -213,7 +201,7 @@ def compare_all(scorings: Sequence[RecordedScoring]) -> list[Comparison]:
     """
     comparisons = [_compare(scorings[0], other) for other in scorings[1:]]
     for name in {name for comparison in comparisons for name in comparison.rows}:
-        changes = [comparison.rows[name].change for comparison in comparisons if name in comparison.rows]
+        changes = [change for one in comparisons if name in one.rows and (change := one.rows[name]["change"])]
         for change, corrected in zip(changes, holm([change["p_value"] or 0.0 for change in changes]), strict=True):
             change["p_value"] = corrected
     return comparisons
@@ -224,14 +212,13 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     if not decodings:
         kinds = " and ".join(f"{one.label} is {' and '.join(one.decodings) or 'empty'}" for one in (a, b))
         raise ConfigError(f"No decoding was scored in both: {kinds}\nEvaluate one of them with --decoding both.")
-    matched = match_cases(a.cases, b.cases)
-    if not matched:
+    both = match_cases(a.cases, b.cases)
+    if not both:
         raise ConfigError(
             f"None of the {len(a.cases)} cases of {a.label} is among the {len(b.cases)} of {b.label}:"
             " cases are matched by prompt and row, never by number\n"
             "Score both models on the same cases: aitrain eval A B --rl-env ENV"
         )
-    both = [(a.cases[one], b.cases[other]) for one, other in matched]
     mixture = _mixture(a, b, both)
     rows = _score_rows(both, decodings, mixture, bool(a.lenient) and a.lenient == b.lenient)
     decoding = next((name for name in decodings if name in rows), None)
@@ -263,7 +250,10 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     Raises:
         ConfigError: the scorings have different score ranges.
     """
-    cases = {str(place): (one.environment or two.environment, one.prompt_key) for place, (one, two) in enumerate(pairs)}
+    cases = {
+        str(place): (one.record.environment or two.record.environment, prompt_key(one.record.prompt))
+        for place, (one, two) in enumerate(pairs)
+    }
     first, second = (recorded_mixture(one.environment, one.options, cases) for one in (a, b))
     for one, other in product(first, second):
         if one.name == other.name and one.bounds != other.bounds:
@@ -275,40 +265,31 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     return tuple(one for one in (first if named(first) else second) if one.prompts)
 
 
-def _score_rows(
-    pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture, is_split: bool
-) -> dict[str, ComparedRow]:
-    """The rows; with those of the lenient score and of the format, if the score is split."""
-    rows = dict[str, ComparedRow]()
+def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], mixture: Mixture, is_split: bool) -> ScoreTable:
+    """The rows; with those of the lenient score and of the format, if the score is split. Values that only one scoring
+    has are left out, and so are rows without values."""
+    rows = list[tuple[str, list[dict[str, float]], Mixture]]()
     for name in decodings:
         scorings = _scorings(pairs, name)
-        for row, envs in rows_of(name, mixture):
-            _add_row(rows, row, list(map(means_of, scorings)), envs)
-        tries = min(max(map(len, scoring.values())) for scoring in scorings)
-        if tries > 1:
-            solved = [chances(one, tries, mixture) for one in scorings]
-            _add_row(rows, f"pass@{tries}", solved, can_be_solved(mixture))
+        rows += case_values(name, scorings, mixture, min(max(map(len, scoring.values())) for scoring in scorings))
     if is_split:
         means, parts = (list(map(means_of, _scorings(pairs, decodings[0], kind))) for kind in (False, True))
         forms = [{case: of[case] - part[case] for case in of} for of, part in zip(means, parts, strict=True)]
         free = tuple(replace(one, bounds=None) for one in mixture)  # a metric may have any value
-        _add_row(rows, LENIENT, parts, free)
-        _add_row(rows, FORMAT, forms, free)
-    return rows
+        rows += [(LENIENT, parts, free), (FORMAT, forms, free)]
+    table = {}
+    for name, values, envs in rows:
+        first, second = ({case: side[case] for case in values[0] if case in values[1]} for side in values)
+        row = score_row(first, second, envs)
+        if row["change"]:
+            table[name] = row
+    return table
 
 
 def _scorings(pairs: Sequence[Matched], decoding: str, is_lenient: bool = False) -> list[Scoring]:
     """The scores of the cases of A and of B, by their places."""
     sides = zip(*pairs, strict=True)
     return [{str(place): case.scores(decoding, is_lenient) for place, case in enumerate(side)} for side in sides]
-
-
-def _add_row(rows: dict[str, ComparedRow], name: str, values: Sequence[Mapping[str, float]], mixture: Mixture) -> None:
-    """Add the row of a value, if any case has it in both scorings."""
-    first, second = ({case: side[case] for case in values[0] if case in values[1]} for side in values)
-    mean_a, mean_b, change = of_means(first, mixture), of_means(second, mixture), of_changes(first, second, mixture)
-    if mean_a and mean_b and change:
-        rows[name] = ComparedRow(mean_a, mean_b, change)
 
 
 # -- what makes a comparison less fair or less certain
@@ -318,7 +299,7 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
     for scoring in (a, b):
         if left_out := len(scoring.cases) - len(matched):
             yield f"{left_out} of {len(scoring.cases)} cases are only in {scoring.label}: they are left out"
-    if other_seeds := sum(one.seed != other.seed for one, other in matched):
+    if other_seeds := sum(one.record.seed != other.record.seed for one, other in matched):
         yield (
             f"{other_seeds} of {len(matched)} cases were played with another seed of the environment: in an environment"
             " that uses it, they are not the same cases"
@@ -326,7 +307,8 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
     for scoring in (a, b):
         if damaged := scoring.rollouts.damaged:
             yield f"{damaged} lines of the rollout files of {scoring.label} are damaged: they are left out"
-        scores = [sample.score for sample in scoring.samples]
+        samples = [samples for case in scoring.cases.values() for samples in case.samples.values()]
+        scores = [sample.score for each in samples for sample in each.values()]
         if unscored := scores.count(None):
             yield f"{unscored} of {len(scores)} episodes of {scoring.label} have no score: they are left out"
         if scoring.status not in ("", "finished"):

@@ -8,8 +8,6 @@ slowly, and epochs repeat the same cases. So the error of a change, which takes 
 small: rules ask for a large change as well.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

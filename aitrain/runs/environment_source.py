@@ -1,7 +1,5 @@
 """The environment's source as it ran, kept in the run folder's `environment/`, with its secrets masked."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect
@@ -9,6 +7,7 @@ import linecache
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from aitrain.packages import is_installed, version_of
@@ -26,21 +25,14 @@ SourceFile = dict[str, str]
 """`name`, the path of a file inside `environment/`, and its `text`."""
 
 
-def class_file(kind: type) -> Path | None:
-    """The file that a class is defined in; None for a class of a notebook."""
-    try:
-        file = Path(inspect.getfile(kind))
-    except (TypeError, OSError):
-        return None
-    return file if file.is_file() else None
-
-
 def files_of(environment: object) -> list[Path]:
     """The user's files that an adapter's environment is made of, its `source_files`; else the file of its class; and
     the files beside them that they import."""
-    own = getattr(environment, "source_files", None)
-    files = [file for file in ([class_file(type(environment))] if own is None else own) if file is not None]
-    return with_imported(files)
+    files = getattr(environment, "source_files", None)
+    if files is None:
+        with suppress(TypeError, OSError):  # a class of a notebook
+            files = filter(Path.is_file, [Path(inspect.getfile(type(environment)))])
+    return with_imported(files or ())
 
 
 def with_imported(files: Iterable[Path]) -> list[Path]:
@@ -104,7 +96,7 @@ def kept_files(environment: object) -> list[SourceFile]:
     of a class of a notebook its cell."""
     of_server = getattr(environment, "served_source", None)  # of a ServedEnvironment, which takes long to import
     if of_server is not None:
-        return [{"name": name, "text": text[:LONGEST_FILE]} for name, text in of_server()[:MOST_FILES]]
+        return [{**file, "text": file["text"][:LONGEST_FILE]} for file in of_server()[:MOST_FILES]]
     if files := files_of(environment):
         root = Path(os.path.commonpath([file.parent for file in files]))
         return _read(files, root.parent if (root / "__init__.py").is_file() else root)

@@ -13,12 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from pydantic import ConfigDict, TypeAdapter
-
 from aitrain import activity
-from aitrain.errors import AitrainError, Interrupted
+from aitrain.errors import Interrupted, to_aitrain_error
 from aitrain.events import Announce, Playing
-from aitrain.runs.json_values import JsonObject, as_float
+from aitrain.runs.json_values import as_float
 from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
@@ -79,10 +77,9 @@ class Heartbeat:
         if self.thread.is_alive():
             self.thread.join()
         if error is not None:
-            is_stop = isinstance(error, (Interrupted, KeyboardInterrupt))
-            self.progress.status = "stopped" if is_stop else "failed"
-            is_ours = isinstance(error, AitrainError)
-            self.progress.reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            ours = to_aitrain_error(error)
+            self.progress.status = "stopped" if isinstance(ours, Interrupted) else "failed"
+            self.progress.reason = str(ours)
         self.beat()
 
     def beat(self) -> None:
@@ -179,14 +176,3 @@ class NodeInfo:
     gpus: int
     processes: int = 1
     """Number of its training processes."""
-
-
-NODES = TypeAdapter(tuple[NodeInfo, ...], config=ConfigDict(defer_build=True))
-
-
-def read_nodes(status: JsonObject) -> tuple[NodeInfo, ...]:
-    """The machines in a status.json, none if it is damaged, or for a run on one machine."""
-    try:
-        return NODES.validate_python(status.get("nodes", ()))
-    except ValueError:
-        return ()

@@ -10,8 +10,6 @@ than it should. The sign-flip test does not: two models that are equally good at
 of 100 comparisons.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NotRequired, TypeVar, final

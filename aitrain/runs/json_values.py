@@ -4,8 +4,6 @@ A folder may be somebody else's: a pipe or a device in it would be read forever,
 more of them than fits.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

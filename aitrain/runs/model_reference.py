@@ -4,8 +4,6 @@ Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, 
 `read_model`, and take over the options of the run that trained it with `run_options`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +15,7 @@ from urllib.parse import urlsplit
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.environment import named_place
+from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import read_yaml
 from aitrain.packages import NAMED_MODELS, TINY, public_base
@@ -249,11 +248,11 @@ ANSWER_TOKENS = 512
 """Tokens of an answer in a chat, unless --rl-max-new-tokens is given."""
 
 
-def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> dict[str, object]:
+def chat_config(model: str, only: str | None, given: Mapping[str, object]) -> TrainConfig:
     """The options of the run that trained a model, with those that are `given`.
 
     Raises:
-        ConfigError: the model cannot be talked to, or there is no base to talk to.
+        ConfigError: the model cannot be talked to, there is no base to talk to, or an option is wrong.
     """
     reference = read_model(model)
     if only not in (None, "base", "tuned"):
@@ -264,7 +263,8 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
         raise ConfigError(f"only: it is not known what {model} was trained from")
     trained = {name: value for name, value in run_options(reference.run).items() if name in TrainConfig.model_fields}
     trained.pop("rl_max_episode_tokens", None)  # a conversation has no such limit
-    return {**trained, "rl_max_new_tokens": ANSWER_TOKENS, "model": reference.base, **given}
+    values = {**trained, "rl_max_new_tokens": ANSWER_TOKENS, "model": reference.base, **given}
+    return resolve(TrainConfig, None, values)
 
 
 # -- config.yaml

@@ -1,7 +1,5 @@
 """Folders that one command at a time writes: a run folder, which is locked, and a folder that is made as a whole."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shlex

@@ -1,10 +1,8 @@
 """A scoring of cases as a run folder has recorded it: an eval, or the scoring before or after a training."""
 
-from __future__ import annotations
-
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -25,27 +23,17 @@ class RecordedCase:
 
     case: str
     """Its row number in its own run."""
-    content: str
-    """A hash of its prompt and its row, by which it is found in another scoring."""
-    prompt_key: str
-    """A hash of the prompt alone."""
-    seed: int | None
-    """Seed of the environment."""
+    record: RolloutRecord
+    """The record of its first episode, without the conversation."""
     env_key: str
     """Name of the environment; of the only one of a run, its class."""
-    prompt: str
-    """The beginning of the prompt."""
-    environment: str = ""
-    """Name of the environment, in a run with several."""
     samples: dict[str, dict[int, IndexEntry]] = field(default_factory=lambda: {name: {} for name in DECODINGS})
     """By decoding and number of the sample; one that was recorded twice is the later one."""
 
-    @classmethod
-    def of(cls, case: str, record: RolloutRecord, only: str = "") -> RecordedCase:
-        """The case of an episode, without its episodes, given the class of the run's only environment."""
-        content, prompt = prompt_key([record.prompt, record.row]), prompt_key(record.prompt)
-        name = record.environment
-        return cls(case, content, prompt, record.seed, name or only, prompt_excerpt(record), name)
+    @property
+    def prompt(self) -> str:
+        """The beginning of the prompt."""
+        return prompt_excerpt(self.record)
 
     def scores(self, decoding: str, is_lenient: bool = False) -> list[float]:
         """The scores of the samples that have one, or their lenient parts."""
@@ -61,27 +49,32 @@ class RecordedCase:
         return fmean(scores) if scores else None
 
 
-def match_cases(a: Mapping[str, RecordedCase], b: Mapping[str, RecordedCase]) -> list[tuple[str, str]]:
+Matched = tuple[RecordedCase, RecordedCase]
+"""A case in two scorings."""
+
+
+def match_cases(a: Mapping[str, RecordedCase], b: Mapping[str, RecordedCase]) -> list[Matched]:
     """Pairs of cases with equal content, prompt and row, in the order of `a`, each case at most once.
 
     Of rows that repeat, those with equal seeds belong together, as a seed may decide what is asked. The others are
     matched in the order in which they come. An environment that both have may share rows with others, and is never
     matched with these.
     """
-    found = dict[str, str]()
+    found = dict[str, RecordedCase]()
     in_both = {one.env_key for one in a.values()} & {one.env_key for one in b.values()}
 
     def alike(one: RecordedCase, has_seed: bool) -> tuple[str, str, int | None]:
-        return one.content, one.env_key if one.env_key in in_both else "", one.seed if has_seed else None
+        content = prompt_key([one.record.prompt, one.record.row])
+        return content, one.env_key if one.env_key in in_both else "", one.record.seed if has_seed else None
 
     for has_seed in (True, False):
-        taken = set(found.values())
-        last_first = reversed(list(b.items()))  # as the first is taken from the end
-        free = grouped((alike(one, has_seed), case) for case, one in last_first if case not in taken)
+        taken = {one.case for one in found.values()}
+        last_first = reversed(list(b.values()))  # as the first is taken from the end
+        free = grouped((alike(one, has_seed), one) for one in last_first if one.case not in taken)
         for case, one in a.items():
             if case not in found and (others := free.get(alike(one, has_seed))):
                 found[case] = others.pop()
-    return [(case, found[case]) for case in a if case in found]
+    return [(one, found[case]) for case, one in a.items() if case in found]
 
 
 @dataclass(eq=False)
@@ -107,12 +100,6 @@ class RecordedScoring:
     def decodings(self) -> list[str]:
         """The decodings that any case has episodes of."""
         return [name for name in DECODINGS if any(case.samples[name] for case in self.cases.values())]
-
-    @property
-    def samples(self) -> Iterator[IndexEntry]:
-        """All episodes of all cases."""
-        each = (samples for case in self.cases.values() for samples in case.samples.values())
-        return (sample for samples in each for sample in samples.values())
 
 
 def read_scorings(folders: Sequence[Path]) -> list[RecordedScoring]:
@@ -157,9 +144,11 @@ def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
         of_phase, _, decoding = entry.eval_phase.rpartition("_")
         if of_phase == phase and decoding in DECODINGS:
             if entry.case not in found:
-                found[entry.case] = RecordedCase.of(entry.case, rollouts.record(entry), only)
+                record = rollouts.record(entry)
+                record = replace(record, messages=record.messages[:1], tools=[])
+                found[entry.case] = RecordedCase(entry.case, record, entry.environment or only)
             if entry.lenient is not None:
                 scoring.lenient.add(entry.environment)
             found[entry.case].samples[decoding][entry.sample] = entry
-    scoring.cases = dict(sorted(found.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else 0, item[0])))
+    scoring.cases = dict(sorted(found.items(), key=lambda item: (len(item[0]), item[0])))
     return scoring

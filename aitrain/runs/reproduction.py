@@ -1,7 +1,5 @@
 """Compares a run with a repetition of it: their records, their metrics and their weights."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 from collections.abc import Mapping, Sequence
@@ -51,11 +49,6 @@ class Reproduction:
         """The first part that differs: records come before what is computed from them."""
         return next((part for part in self.parts if part.same == "different"), None)
 
-    @property
-    def differing_facts(self) -> list[str]:
-        """Names of the facts that are not the same."""
-        return [name for name, (before, after) in self.facts.items() if before != after]
-
     def to_json(self) -> JsonObject:
         """The comparison for programs."""
         return {
@@ -64,7 +57,6 @@ class Reproduction:
             "is_same": self.first_difference is None,
             **{part.name: {"same": part.same, "about": part.about} for part in self.parts},
             "facts": {name: {"run": before, "again": after} for name, (before, after) in self.facts.items()},
-            "differing_facts": self.differing_facts,
         }
 
 

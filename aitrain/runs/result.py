@@ -2,8 +2,6 @@
 their result.json hold.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -24,14 +22,7 @@ from aitrain.runs.held_out import (
 )
 from aitrain.runs.records import RolloutRecord, read_metrics
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
-from aitrain.runs.statistics import (
-    Mixture,
-    can_be_solved,
-    chances,
-    interval_of_mean,
-    of_means,
-    rows_of,
-)
+from aitrain.runs.statistics import Mixture, case_values, of_means
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ class Result(StoredResult):
 
     def _repr_html_(self) -> str:
         """The result as a notebook shows it: the held-out scores, what they say, and where the model is."""
-        rows = table_texts(self.scores)
+        rows = [("held-out", "before", "after", "change"), *table_texts(self.scores)]
         change = self.scores["sampled"]["change"] if "sampled" in self.scores else None
         why = f" ({self.stopped_because})" if self.stopped_because else ""
         failed = sum(self.failures.values())
@@ -126,7 +117,7 @@ class Result(StoredResult):
             f"{failed} of {self.episodes} episodes failed" if failed else "",
             f"model: {self.model}",
         ]
-        return html_summary(("held-out", "before", "after", "change"), rows, lines)
+        return html_summary(rows, lines)
 
     def to_json(self) -> dict[str, Any]:
         """The content of result.json, with the folder of the model."""
@@ -188,16 +179,14 @@ def with_scores(begun: EvalResult, mixture: Mixture, records: Iterable[RolloutRe
         dropped=sum(record.stop == "no_room" for record in every),
         tokens=sum(record.tokens for record in every),
     )
-    solvable = can_be_solved(mixture)
     for name in DECODINGS:
         played = [record for record in every if record.eval_phase == f"{PHASE}_{name}"]
         if not played:
             continue
         scoring = grouped((str(record.row_number), record.score) for record in played if record.score is not None)
-        for row, envs in rows_of(name, mixture):
-            result.scores[row] = interval_of_mean(scoring, envs)
-        if name == "sampled" and (tries := result.samples) > 1 and solvable and scoring:
-            result.scores[f"pass@{tries}"] = of_means(chances(scoring, tries, mixture), solvable)
+        tries = result.samples if name == "sampled" and scoring else 1
+        for row, (means,), envs in case_values(name, [scoring], mixture, tries):
+            result.scores[row] = of_means(means, envs)
         values = grouped(
             (f"{record.environment}/{metric}" if record.environment else metric, value)
             for record in played

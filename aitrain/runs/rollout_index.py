@@ -3,8 +3,6 @@
 An incomplete last line is read by the next refresh, and a line that is no record is counted as damaged.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import dataclass, field

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from statistics import NormalDist, fmean, stdev
@@ -50,6 +50,7 @@ from aitrain.runs.held_out import (
     DECODINGS,
     NEARLY,
     IntervalValues,
+    ScoreRow,
     ScoreTable,
     Scoring,
     bounds_of,
@@ -93,8 +94,9 @@ def of_mean(scores: Collection[float], bounds: Bounds | None = UNIT) -> Interval
     values = list(scores)
     if not values:
         return None
-    limits = _limits(_shares(values, bounds)) if bounds else _student(values)
-    return _interval(values, limits, bounds or UNIT, (bounds or UNIT)[0])
+    low, high = bounds or UNIT
+    limits = _limits(_shares(values, low, high)) if bounds else _student(values)
+    return _interval(values, limits, high - low, low)
 
 
 def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
@@ -102,13 +104,14 @@ def of_change(before: Sequence[float], after: Sequence[float], bounds: Bounds | 
     changes = [new - old for old, new in zip(before, after, strict=True)]
     if not changes:
         return None
-    limits = _change_limits(_shares(before, bounds), _shares(after, bounds)) if bounds else _student(changes)
-    return _interval(changes, limits, bounds or UNIT, 0.0)
+    low, high = bounds or UNIT
+    shares = [_shares(scores, low, high) for scores in (before, after)]
+    return _interval(changes, _change_limits(*shares) if bounds else _student(changes), high - low, 0.0)
 
 
-def _interval(values: Sequence[float], limits: Limits | None, bounds: Bounds, start: float) -> IntervalValues:
-    """The interval with limits that are shares of the range between the bounds, counted from the start."""
-    mean, size = fmean(values), bounds[1] - bounds[0]
+def _interval(values: Sequence[float], limits: Limits | None, size: float, start: float) -> IntervalValues:
+    """The interval with limits that are shares of a range of this size, counted from the start."""
+    mean = fmean(values)
     interval: IntervalValues = {"mean": mean, "low": None, "high": None, "count": len(values)}
     if limits is not None:
         low, high = (start + limit * size for limit in limits)
@@ -116,16 +119,11 @@ def _interval(values: Sequence[float], limits: Limits | None, bounds: Bounds, st
     return interval
 
 
-def _shares(scores: Sequence[float], bounds: Bounds) -> Array:
+def _shares(scores: Sequence[float], low: float, high: float) -> Array:
     """The scores as shares of the range, without what rounding has added."""
     import numpy as np
 
-    low, high = bounds
     return ((np.array(scores, dtype=np.float64) - low) / (high - low)).clip(0.0, 1.0).round(PLACES)
-
-
-def _are_binary(values: Array) -> bool:
-    return set(values.tolist()) <= {0.0, 1.0}
 
 
 def _extent(values: Array) -> float:
@@ -164,7 +162,7 @@ def _score_limits(a: float, mean: float) -> Limits:
 
 def _change_limits(before: Array, after: Array) -> Limits:
     differences, has_changed = after - before, before != after
-    if not (_are_binary(before) and _are_binary(after)):
+    if not {*before.tolist(), *after.tolist()} <= {0.0, 1.0}:
         changed = (before[has_changed], after[has_changed])
         are_alike = _extent(differences) <= ALIKE / 2 or all(_extent(scores) <= ALIKE for scores in changed)
         low, high = _of_spread((1 + differences) / 2, True, are_alike)
@@ -344,11 +342,6 @@ def named(mixture: Mixture) -> Mixture:
     return tuple(one for one in mixture if one.name)
 
 
-def rows_of(name: str, mixture: Mixture) -> list[tuple[str, Mixture]]:
-    """The rows of a table for a quantity: that of all environments, and of several also that of each."""
-    return [(name, mixture), *((f"{name}, {one.name}", (one,)) for one in named(mixture))]
-
-
 def bounds_of_mean(mixture: Mixture) -> Bounds | None:
     """The lowest and the highest weighted mean; None if an environment has no bounds."""
     if any(one.bounds is None for one in mixture):
@@ -445,32 +438,43 @@ def chances(scoring: Scoring, tries: int, mixture: Mixture) -> dict[str, float]:
     return found
 
 
-# -- the table of a run
+# -- tables
+
+
+def case_values(
+    name: str, scorings: Sequence[Scoring], mixture: Mixture, tries: int
+) -> Iterator[tuple[str, list[dict[str, float]], Mixture]]:
+    """The rows of a table for scorings with one decoding, its name: the value of each case in each scoring, and the
+    environments that they are of. With several tries also pass@K, with several environments also the rows of each."""
+    rows = [(name, list(map(means_of, scorings)), mixture)]
+    if tries > 1 and (solvable := can_be_solved(mixture)):
+        rows.append((f"pass@{tries}", [chances(scoring, tries, mixture) for scoring in scorings], solvable))
+    for row, values, envs in rows:
+        yield row, values, envs
+        for one in named(envs):
+            yield f"{row}, {one.name}", values, (one,)
+
+
+def score_row(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> ScoreRow:
+    """The row of a value that cases have before and after."""
+    change = of_changes(before, after, mixture)
+    return {"before": of_means(before, mixture), "after": of_means(after, mixture), "change": change}
 
 
 def score_table(scorings: Mapping[str, Scoring], mixture: Mixture, tries: int) -> ScoreTable:
-    """The table of scorings named `before_sampled` and so on, with pass@K if cases have several samples; with several
-    environments, also a row for each of them, such as `sampled, NAME`."""
-    rows = dict[str, tuple[list[dict[str, float]], Mixture]]()
+    """The table of scorings named `before_sampled` and so on, whose cases have this number of samples."""
+    table: ScoreTable = {}
     for decoding in DECODINGS:
         ends = [scorings.get(f"{phase}_{decoding}", {}) for phase in ("before", "after")]
-        rows[decoding] = list(map(means_of, ends)), mixture
-        if decoding == "sampled" and tries > 1 and (solvable := can_be_solved(mixture)):
-            rows[f"pass@{tries}"] = [chances(end, tries, mixture) for end in ends], solvable
-    table: ScoreTable = {}
-    for name, ((before, after), envs) in rows.items():
-        for row, part in rows_of(name, envs):
-            change = of_changes(before, after, part)
-            table[row] = {"before": of_means(before, part), "after": of_means(after, part), "change": change}
+        for row, (before, after), envs in case_values(decoding, ends, mixture, tries if decoding == "sampled" else 1):
+            table[row] = score_row(before, after, envs)
     return table
 
 
 def recorded_mixture(environment: JsonObject, options: JsonObject, cases: Mapping[str, tuple[str, str]]) -> Mixture:
     """The environments of a run folder, by its environment.json and its options, given the environment and the prompt
     of each held-out case."""
-    recorded = as_object(environment.get("environments"))
-    several = {name: as_object(facts) for name, facts in recorded.items()}
-    several = several or {"": {"score_range": options.get("rl_score_range")}}
+    several = as_object(environment.get("environments")) or {"": {"score_range": options.get("rl_score_range")}}
     return tuple(
         ScoredEnv(
             name,
@@ -478,5 +482,6 @@ def recorded_mixture(environment: JsonObject, options: JsonObject, cases: Mappin
             bounds_of(facts.get("score_range")),
             {case: prompt for case, (own, prompt) in cases.items() if own == name or not name},
         )
-        for name, facts in several.items()
+        for name, recorded in several.items()
+        for facts in [as_object(recorded)]
     )

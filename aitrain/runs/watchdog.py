@@ -4,8 +4,6 @@ A run stalls when none of its processes has made progress for `--stall-timeout` 
 are no stall; when one rank hangs, the others soon wait for it, and none makes progress.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import threading
@@ -42,30 +40,6 @@ class Stall:
 
 
 @dataclass
-class WatchedProcess:
-    """State of one training process."""
-
-    rank: int
-    poll: float
-    idle: float = 0.0
-    """Seconds of polls without progress, without time in which the watchdog was stopped or the machine suspended."""
-    seen: Snapshot | None = None
-
-    def look(self, now: Snapshot) -> None:
-        """Compare with the last poll."""
-        has_progressed = self.seen is None or self.seen.count != now.count
-        self.idle = 0.0 if has_progressed else self.idle + self.poll
-        self.seen = now
-
-    def is_stalled(self, timeout: float) -> bool:
-        """Whether it made no progress for longer than this, and than its wait with an own deadline may take."""
-        if self.seen is None:
-            return self.idle >= timeout
-        timeout *= WITH_FILES if self.seen.moves_files else 1
-        return self.idle >= max(timeout, self.seen.allows + MARGIN if self.seen.allows else 0.0)
-
-
-@dataclass
 class Watchdog:
     """Watches the processes of one run in a thread, from `start` to `stop`.
 
@@ -83,7 +57,10 @@ class Watchdog:
 
     def __post_init__(self) -> None:
         self._poll = min(LONGEST_POLL, self.timeout / 4)
-        self.watched = [WatchedProcess(rank, self._poll) for rank in self.ranks]
+        self._seen = dict[int, Snapshot]()
+        """The activity of each rank at the last poll."""
+        self._idle = dict[int, float]()
+        """Seconds of polls without progress, but not those in which the watchdog or the machine was suspended."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -103,25 +80,32 @@ class Watchdog:
             if self._is_stalled():
                 stall = self._judged()
                 if stall is None:
-                    self.watched = [WatchedProcess(rank, self._poll) for rank in self.ranks]
+                    self._seen.clear()
                 elif self._is_stalled():  # again, as the signal for the stacks may have ended the wait
                     self.on_stall(stall)
                     return
 
     def _is_stalled(self) -> bool:
-        for process in self.watched:
-            process.look(self.read(process.rank))
-        return all(process.is_stalled(self.timeout) for process in self.watched)
+        """Look at all processes: whether each has made no progress for longer than the timeout, and than its wait with
+        an own deadline may take."""
+        is_stalled = True
+        for rank in self.ranks:
+            before, now = self._seen.get(rank), self.read(rank)
+            has_progressed = before is None or before.count != now.count
+            self._idle[rank] = 0.0 if has_progressed else self._idle[rank] + self._poll
+            self._seen[rank] = now
+            timeout = self.timeout * (WITH_FILES if now.moves_files else 1)
+            is_stalled &= self._idle[rank] >= max(timeout, now.allows + MARGIN if now.allows else 0.0)
+        return is_stalled
 
     def _judged(self) -> Stall | None:
         """The stall: ranks that do not wait for another rank hang. None if such a rank is not among these."""
-        first = sorted(self.watched, key=lambda process: -process.idle)
-        hanging = [one for one in first if not (one.seen and self.waits(one.rank, one.seen))]
+        first = sorted(self.ranks, key=lambda rank: -self._idle[rank])
+        hanging = [rank for rank in first if not self.waits(rank, self._seen[rank])]
         if not hanging and not self.are_all:
             return None
         hanging = hanging or first
-        phase = hanging[0].seen.name if hanging[0].seen else "starting"
-        return Stall(tuple(sorted(one.rank for one in hanging)), phase, first[-1].idle)
+        return Stall(tuple(sorted(hanging)), self._seen[hanging[0]].name, self._idle[first[-1]])
 
 
 def message(stall: Stall, folder: RunFolder, processes: int) -> str:

@@ -4,15 +4,22 @@ Control characters of models are escaped."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from aitrain.packages import public_base
 from aitrain.redaction import redact
-from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, compare_all, telling_samples
-from aitrain.runs.held_out import VERDICT_STYLES, VERDICT_WORDS, interval_text
+from aitrain.runs.comparison import CasePair, Comparison, Outcome, compare_all, telling_samples
+from aitrain.runs.held_out import (
+    VERDICT_STYLES,
+    VERDICT_WORDS,
+    ScoreTable,
+    interval_text,
+    table_texts,
+    verdict_of,
+)
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.ui.dashboard import number
@@ -37,7 +44,7 @@ def comparison_texts(comparisons: Sequence[Comparison], most_cases: int = 2) -> 
     clearly."""
     if len(comparisons) > 1:
         heads = ("model", comparisons[0].a.label, "itself", "change", f"p, corrected for {len(comparisons)}")
-        yield row_table({one.b.label: one.main for one in comparisons}, heads)
+        yield row_table({one.b.label: one.rows[one.decoding] for one in comparisons}, heads)
         yield Text()
     for comparison in comparisons:
         a, b, verdict = comparison.a, comparison.b, comparison.verdict
@@ -64,12 +71,14 @@ def comparison_texts(comparisons: Sequence[Comparison], most_cases: int = 2) -> 
         yield Text()
 
 
-def row_table(rows: Mapping[str, ComparedRow], heads: Sequence[str]) -> Text:
+def row_table(rows: ScoreTable, heads: Sequence[str]) -> Text:
     """The rows with intervals and p-values."""
     lines: list[list[str | Text]] = [[Text(escape_controls(head), "bold") for head in (*heads, "")]]
-    for name, row in rows.items():
-        verdict = Text(VERDICT_WORDS[row.verdict], VERDICT_STYLES[row.verdict]) if row.verdict else Text()
-        lines.append([escape_controls(name), *row.texts, p_text(row.change.get("p_value") or 0.0), verdict])
+    for name, *texts in table_texts(rows):
+        change = rows[name]["change"]
+        if change and (verdict := verdict_of(change)):
+            said = Text(VERDICT_WORDS[verdict], VERDICT_STYLES[verdict])
+            lines.append([escape_controls(name), *texts, p_text(change.get("p_value") or 0.0), said])
     return text_table(lines)
 
 
@@ -120,6 +129,7 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
         words=VERDICT_WORDS,
         outcomes=MOST_CASES,
         interval=interval_text,
+        verdict_of=verdict_of,
         p_text=p_text,
         shown=escape_controls,
         short_name=public_base,
@@ -129,7 +139,7 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
 def _view(comparison: Comparison) -> JsonObject:
     ranked = sorted(comparison.pairs, key=lambda pair: -abs(pair.difference or 0.0))[:MOST_ROWS]
     told = {id(pair) for outcome, most in MOST_CASES.items() for pair in comparison.cases(outcome)[:most]}
-    changes = [row.change for row in comparison.rows.values()]
+    changes = [change for row in comparison.rows.values() if (change := row["change"])]
     limits = [abs(limit) for change in changes for limit in (change["low"], change["high"], change["mean"]) if limit]
     return {
         "c": comparison,

@@ -18,7 +18,7 @@ from aitrain.packages import public_base
 from aitrain.redaction import is_secret_name, redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.diagnosis import findings_of
-from aitrain.runs.heartbeat import read_nodes, state_of
+from aitrain.runs.heartbeat import state_of
 from aitrain.runs.held_out import (
     IntervalValues,
     ScoreRow,
@@ -29,7 +29,7 @@ from aitrain.runs.held_out import (
     verdict_of,
     verdict_of_scores,
 )
-from aitrain.runs.json_values import JsonObject, as_float, regular
+from aitrain.runs.json_values import JsonObject, as_float, as_objects, regular
 from aitrain.runs.model_reference import read_options
 from aitrain.runs.records import read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
@@ -285,7 +285,7 @@ class Overview:
             "environment": self.environment,
             "options": self.option_rows,
             "curves": {"step": step, "series": series},
-            "machines": list(map(asdict, read_nodes(self.recorded))),
+            "machines": as_objects(self.recorded.get("nodes")),
             "scores": self.scores,
             "bounds": bounds_of_mean(self.mixture()),
             "held_out": self.held_out,

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from aitrain.runs.checkpoint import checkpoints_of
-from aitrain.runs.heartbeat import read_nodes
 from aitrain.runs.run_folder import RunFolder, read_object
 from tests.machines.namespaces import ADDRESSES, Network, cannot_make_machines, end_of, network
 from tests.training.test_resume import assert_same
@@ -110,7 +109,7 @@ def test_a_machine_that_is_killed_is_named_and_the_resumed_run_equals_one_with_t
     run = tmp_path / "runs" / "run"
     commands = held(pair, run, *options)
     assert status_of(run)["status"] == "running"
-    assert [(node.host, node.address, node.processes) for node in read_nodes(status_of(run))] == [
+    assert [(node["host"], node["address"], node["processes"]) for node in status_of(run)["nodes"]] == [
         ("node1", "10.77.0.1", 1), ("node2", "10.77.0.2", 1),
     ]  # fmt: skip
     pair.machines[1].kill()

@@ -29,15 +29,26 @@ def compared(tmp_path: Path, *scorings: Sequence[dict[str, Any]], **options: Any
     return compare_all(read_scorings(folders))
 
 
+def means(comparison: Comparison) -> tuple[float, ...]:
+    """The mean scores of A and of B."""
+    row = comparison.rows[comparison.decoding]
+    return tuple(side["mean"] for side in (row["before"], row["after"]) if side)
+
+
+def changes_of(comparison: Comparison) -> dict[str, float]:
+    """The mean change of each row."""
+    return {name: row["change"]["mean"] for name, row in comparison.rows.items() if row["change"]}
+
+
 def test_cases_are_matched_by_content_and_the_change_is_that_of_the_run(tmp_path: Path) -> None:
     a = {"x": [0.0, 1.0], "y": [1.0, 1.0], "z": [0.0, 0.0], "only a": [1.0]}
     b = {"z": [1.0, 1.0], "only b": [0.0], "x": [1.0, 1.0], "y": [0.0, 1.0], "only b, too": [0.0]}
     (comparison,) = compared(tmp_path, episodes(a), episodes(b))
     rows = [{name: scores for name, scores in scoring.items() if len(name) == 1} for scoring in (a, b)]
     expected = table_of({"before_sampled": rows[0], "after_sampled": rows[1]}, tries=2)
-    for name in ("sampled", "pass@2"):
-        row, table = comparison.rows[name], expected[name]
-        assert (row.a, row.b, row.change) == (table["before"], table["after"], table["change"])
+    assert {name: comparison.rows[name] for name in ("sampled", "pass@2")} == {
+        name: expected[name] for name in ("sampled", "pass@2")
+    }
     assert [pair.a.prompt for pair in comparison.cases("won")] == ["z", "x"]
     assert comparison.to_json()["counts"] == {
         "matched": 3, "won": 2, "lost": 1, "equal": 0, "unscored": 0, "only_a": 1, "only_b": 2
@@ -49,8 +60,8 @@ def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
     better, same = compared(tmp_path, episodes(low), episodes(high), episodes(low))
     (worse,) = compared(tmp_path, episodes(high), episodes(low))
     assert [one.verdict for one in (better, worse, same)] == ["better", "worse", "undetected"]
-    assert (same.main.change["p_value"], same.main.change["mean"]) == (1.0, 0.0)
-    high_limit = worse.main.change["high"] or 0.0
+    assert (same.change["p_value"], same.change["mean"]) == (1.0, 0.0)
+    high_limit = worse.change["high"] or 0.0
     assert [worse.is_worse_by(margin) for margin in (-high_limit - 0.01, -high_limit + 0.01)] == [True, False]
     assert not better.is_worse_by(0.0)
 
@@ -60,9 +71,9 @@ def test_of_several_comparisons_the_corrected_p_value_must_be_small_as_well(tmp_
     slightly = {str(n): [float(n < 6)] for n in range(30)}
     (alone,) = compared(tmp_path, episodes(base), episodes(slightly))
     among = compared(tmp_path, episodes(base), episodes(slightly), episodes(slightly), episodes(base))
-    assert alone.main.change["p_value"] == 2 / 2**6
+    assert alone.change["p_value"] == 2 / 2**6
     assert alone.verdict == "better"
-    assert [one.main.change["p_value"] for one in among] == pytest.approx([6 / 2**6, 6 / 2**6, 1.0])
+    assert [one.change["p_value"] for one in among] == pytest.approx([6 / 2**6, 6 / 2**6, 1.0])
     assert [one.verdict for one in among] == ["undetected"] * 3
 
 
@@ -81,7 +92,7 @@ def test_an_episode_that_was_recorded_twice_counts_once_and_unscored_ones_are_le
     a, b = {"x": [0.0, None], "y": [1.0, 1.0], "z": [1.0]}, {"x": [0.0, 1.0], "y": [None, None], "z": [1.0]}
     (comparison,) = compared(tmp_path, episodes(a), [*episodes(b), *episodes({"x": [1.0]}), {"score": "?"}])
     assert [pair.score_b for pair in comparison.pairs] == [1.0, None, 1.0]
-    assert comparison.main.change["count"] == 2
+    assert comparison.change["count"] == 2
     assert [pair.a.prompt for pair in comparison.cases("unscored")] == ["y"]
     assert [note[:18] for note in comparison.notes] == [
         "1 of 5 episodes of",
@@ -131,10 +142,9 @@ def test_several_environments_have_one_weighted_mean_in_every_number_of_run_and_
     table = score_table(scorings, Overview(run.path, rollouts).mixture(), 4)
     (comparison,) = compare_all(read_scorings([run.path]))
 
-    for name in ("sampled", "sampled, half", "sampled, game", "pass@4"):
-        row = comparison.rows[name]
-        assert (row.a, row.b, row.change) == (table[name]["before"], table[name]["after"], table[name]["change"])
-    changes = {name: row.change["mean"] for name, row in comparison.rows.items()}
+    assert [*comparison.rows] == [f"{row}{env}" for row in ("sampled", "pass@4") for env in ("", ", half", ", game")]
+    assert comparison.rows == {name: table[name] for name in comparison.rows}
+    changes = changes_of(comparison)
     assert changes["sampled"] == pytest.approx(0.75 * changes["sampled, half"] + 0.25 * changes["sampled, game"])
 
 
@@ -156,7 +166,7 @@ def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
     form, skill = compared(tmp_path, with_lenient([0.0] * 40), with_lenient(right), with_lenient([1.0] * 40))
     assert form.verdict == "better"
     assert form.format_sentence().startswith("The gain may be only format")
-    assert {name: row.change["mean"] for name, row in form.rows.items()} == {
+    assert changes_of(form) == {
         "sampled": 0.5,
         "lenient": 0.0,
         "format": 0.5,
@@ -174,10 +184,10 @@ def test_a_single_run_compares_its_model_before_training_with_the_one_after(tmp_
     (run / "result.json").write_text(json.dumps({"steps": 5}))
     (comparison,) = compare_all(read_scorings([run]))
     assert (comparison.a.model, comparison.b.model) == ("some/base", "some/base, step 5")
-    assert (comparison.main.a["mean"], comparison.main.b["mean"]) == (0.0, 1.0)
+    assert means(comparison) == (0.0, 1.0)
     base = write_scoring(tmp_path / "eval-base", episodes({"x": [0.5]}))
     (other,) = compare_all(read_scorings([base, run]))
-    assert (other.a.label, other.main.b["mean"]) == ("eval-base", 1.0)
+    assert (other.a.label, *means(other)) == ("eval-base", 0.5, 1.0)
 
 
 def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
@@ -195,14 +205,17 @@ def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
 def test_rows_that_repeat_are_matched_once_each_those_with_the_same_seed_first() -> None:
     def keys(*cases: tuple[str, int], env: str = "", only: str = "") -> dict[str, RecordedCase]:
         records = [RolloutRecord(prompt=prompt, seed=seed, environment=env) for prompt, seed in cases]
-        cases = [RecordedCase.of(f"{env}{number}", record, only) for number, record in enumerate(records)]
+        cases = [RecordedCase(f"{env}{number}", record, env or only) for number, record in enumerate(records)]
         return {one.case: one for one in cases}
+
+    def matched(a: dict[str, RecordedCase], b: dict[str, RecordedCase]) -> list[tuple[str, str]]:
+        return [(one.case, other.case) for one, other in match_cases(a, b)]
 
     a = keys(("play", 1), ("y", 0), ("play", 2), ("only here", 0), ("play", 3))
     b = keys(("y", 0), ("play", 3), ("play", 4), ("only there", 0))
-    assert match_cases(a, b) == [("0", "2"), ("1", "0"), ("4", "1")]
-    assert match_cases(b, a) == [("0", "1"), ("1", "4"), ("2", "0")]
+    assert matched(a, b) == [("0", "2"), ("1", "0"), ("4", "1")]
+    assert matched(b, a) == [("0", "1"), ("1", "4"), ("2", "0")]
     easy, hard, other = (keys(("same rows", 1), env=env) for env in ("easy", "hard", "other"))
-    assert match_cases(easy | hard, hard | other) == [("easy0", "other0"), ("hard0", "hard0")]
-    assert match_cases(easy | hard, hard) == [("hard0", "hard0")]
-    assert match_cases(easy | hard, keys(("same rows", 1), only="hard")) == [("hard0", "0")]
+    assert matched(easy | hard, hard | other) == [("easy0", "other0"), ("hard0", "hard0")]
+    assert matched(easy | hard, hard) == [("hard0", "hard0")]
+    assert matched(easy | hard, keys(("same rows", 1), only="hard")) == [("hard0", "0")]

@@ -11,7 +11,6 @@ import pytest
 
 from aitrain.jobs.chat import ChatSession, answer_lines, open_session
 from aitrain.packages import TINY_FOLDER
-from aitrain.runs.requests import ChatSetup
 from tests.conftest import write
 from tests.training.conftest import save_adapter
 
@@ -28,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def session(run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(run)
-    opened = open_session(ChatSetup("runs/spoilt", {"rl_max_new_tokens": 8}, greedy=True))
+    opened = open_session("runs/spoilt", {"rl_max_new_tokens": 8}, greedy=True)
     yield opened
     opened.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import ConfigError, RunFailed, TrainConfig
 from aitrain.jobs.export import main
-from aitrain.runs.requests import ExportRequest
 from aitrain.runs.run_folder import read_object
 from aitrain.training.saving import upload
 from tests.conftest import listing, write
@@ -50,7 +48,8 @@ def run(here: Path, small_model: Path) -> Path:
 
 
 def export(model: str | Path, **given: Any) -> int:
-    return main(asdict(ExportRequest(str(model), **given)))
+    usual = {"out": "exports/mine", "dtype": None, "trust_remote_code": False, "as_json": False}
+    return main({"model": str(model), **usual, **given})
 
 
 def load(folder: Path) -> Any:
