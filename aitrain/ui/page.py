@@ -47,9 +47,10 @@ def asset(name: str) -> str:
     return (files("aitrain.ui") / "assets" / name).read_text(encoding="utf-8")
 
 
-def self_contained(data: object) -> str:
-    """The page of a run with its data, styles and scripts inside: it needs no other file and no network."""
-    return rendered("page.html", STYLES, SCRIPTS, data)
+def run_page(data: object = None) -> str:
+    """The page of a run with its data, styles and scripts inside, which needs no other file and no network; without
+    data, the page that requests them from /api/."""
+    return rendered("page.html", STYLES, SCRIPTS, data, "'none'" if data else "'self'")
 
 
 def rendered(
@@ -67,11 +68,6 @@ def rendered(
     allowed += f"; connect-src {connects}"
     inert = None if data is None else as_inert_json(data)
     return fill(template, {"policy": f"default-src 'none'; {allowed}; {NO_HTML}", "data": inert, **parts, **values})
-
-
-def served() -> str:
-    """The page that requests its data from /api/."""
-    return rendered("page.html", STYLES, SCRIPTS, connects="'self'")
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
@@ -102,7 +98,7 @@ def write_report(folder: RunFolder, announce: Announce) -> None:
     try:
         rollouts = RolloutIndex(folder.rollouts)
         rollouts.refresh()
-        write_text(folder.report, self_contained(page_data(folder, rollouts)), durable=False)
+        write_text(folder.report, run_page(page_data(folder, rollouts)), durable=False)
     except Exception as error:
         announce(Note(f"report.html could not be written: {type(error).__name__}: {error}"))
 
