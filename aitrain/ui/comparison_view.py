@@ -145,4 +145,4 @@ def _episodes(comparison: Comparison, pair: CasePair) -> list[JsonObject]:
     if not all(case.samples[comparison.decoding] for case in (pair.a, pair.b)):
         return []
     sides = zip((comparison.a, comparison.b), telling_samples(comparison, pair), strict=True)
-    return [episode(scoring.rollouts, sample.number) for scoring, sample in sides]
+    return [episode(scoring.rollouts, sample) for scoring, sample in sides]

@@ -109,6 +109,6 @@ def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
         "summary": Overview(folder.path, rollouts).to_json(),
         "cases": cases_json(rollouts, MOST_CASES),
         "source": read_source(folder.environment_source),
-        "episodes": [episode(rollouts, number) for number in choose(rollouts.entries)],
+        "episodes": [episode(rollouts, entry) for entry in choose(rollouts.entries)],
         "written": time.time(),
     }

@@ -133,7 +133,7 @@ class PageServer:
             case "/api/episodes":
                 return page_of(rollouts, find(rollouts, Query(**parameters)), int(parameters.get("start", 0)))
             case "/api/episode" if 0 <= (number := int(parameters.get("n", 0))) < len(rollouts.entries):
-                return episode(rollouts, number)
+                return episode(rollouts, rollouts.entries[number])
         raise RefusedRequestError(404, "There is nothing here.")
 
     def _run(self, parameters: Mapping[str, str], name: str) -> Path:
