@@ -1,7 +1,5 @@
 """Finds the machines and processes of a run: by the options, or by variables of torchrun, SLURM, MPI and Kubernetes."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

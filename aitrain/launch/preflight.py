@@ -1,7 +1,5 @@
 """Checks before a process is started, without torch and without running the user's code."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Mapping

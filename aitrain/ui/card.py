@@ -3,8 +3,6 @@
 Names, paths and versions are escaped, so that they contain no Markdown or HTML.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A comparison of two models as text for a terminal, and as one HTML file that needs a script for its filters only.
 Control characters of models are escaped."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

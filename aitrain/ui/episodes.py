@@ -1,8 +1,6 @@
 """Episodes for the page: filtered, searched, in groups, a sample of them, and one with its whole conversation; and the
 cases of a run, each with its first and its last score."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -5,8 +5,6 @@ Text of models and environments is never HTML: a page has it as JSON without tag
 or escaped by its template. The pages' policy forbids any script but their own, and any request but those for data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

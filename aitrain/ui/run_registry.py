@@ -1,7 +1,5 @@
 """The runs that the page server shows, each known by an id that is not a path."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The episodes of a run as text for a terminal, with control characters escaped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
