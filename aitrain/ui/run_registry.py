@@ -2,36 +2,17 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.runs.heartbeat import state_of
-from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
+from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder
 from aitrain.ui.overview import Overview
 
 SIGNS = ("metrics.jsonl", "status.json", "rollouts", SWEEP_LOG)
 """Files that identify the folder of a run or a sweep; one suffices. A config.yaml may be a file of options only."""
 MOST_RUNS = 2_000
-
-
-@lru_cache(maxsize=2 * MOST_RUNS)
-def _row(folder: Path, seen: tuple[object, ...]) -> dict[str, Any]:
-    return Overview(folder).row()
-
-
-def stamp(folder: Path) -> tuple[object, ...]:
-    """Changes whenever the row of a run changes."""
-    run = RunFolder(folder)
-    stamps: list[object] = [state_of(read_object(run.status))]
-    for path in (run.status, run.metrics, run.result, run.config):
-        with suppress(OSError):
-            stat = path.stat()
-            stamps += [stat.st_size, stat.st_mtime_ns]
-    return tuple(stamps)
 
 
 class RunRegistry:
@@ -60,7 +41,7 @@ class RunRegistry:
         ids = {path: id for id, path in runs.items()}
         return [
             {
-                **_row(path, stamp(path)),
+                **Overview(path).row(),
                 "id": id,
                 "sweep": ids.get(path.parent),
                 "is_given": path in self.places,
