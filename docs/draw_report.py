@@ -17,7 +17,7 @@ from typing import Any
 
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.page import page_data, self_contained
+from aitrain.ui.page import page_data, run_page
 
 DATA = Path(__file__).with_name("report.json")
 PICTURES = {scheme: DATA.with_name(f"report-{scheme}.png") for scheme in ("light", "dark")}
@@ -54,7 +54,7 @@ def digest(content: bytes) -> str:
 
 def page_of(data: dict[str, Any]) -> bytes:
     """The page that the pictures show."""
-    return self_contained(data).encode()
+    return run_page(data).encode()
 
 
 def draw(page: bytes) -> None:

@@ -15,14 +15,14 @@ from aitrain.launch.model_shape import KNOWN, ModelShape, known_shape  # noqa: E
 from aitrain.launch.resource_estimate import (  # noqa: E402
     TIGHT,
     DeviceMemory,
-    estimate_disk,
-    estimate_memory,
+    ResourceEstimate,
     memory_of,
 )
 from aitrain.options.train import TrainConfig  # noqa: E402
 
 PAGE, MEMORY_PAGE = ROOT / "docs" / "scaling.md", ROOT / "docs" / "memory.md"
 GIB = 1 << 30
+GPU = DeviceMemory("GPU")
 
 
 MODELS = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B", "Qwen2.5-72B")
@@ -33,6 +33,11 @@ def shape_of(name: str) -> ModelShape:
     shape = known_shape(name)
     assert shape is not None
     return shape
+
+
+def needs(shape: ModelShape, config: TrainConfig, processes: int = 1, device: DeviceMemory = GPU) -> ResourceEstimate:
+    """What a run needs with these options."""
+    return ResourceEstimate(shape, config, plan_batch(config, processes), device)
 
 
 # -- what fits where
@@ -59,7 +64,7 @@ def fits_table() -> str:
     for model in MODELS:
         shape = shape_of(model)
         cells = [memory_cell(shape, *way) for way in WAYS.values()]
-        _, checkpoint = estimate_disk(shape, TrainConfig(**GENERATION))
+        checkpoint = needs(shape, TrainConfig(**GENERATION)).disk[1]
         weights = 2 * shape.weights
         lines.append(f"| {model} | " + " | ".join([*cells, gib(checkpoint), gib(weights)]) + " |")
     return "\n".join(lines)
@@ -68,7 +73,7 @@ def fits_table() -> str:
 def memory_cell(shape: ModelShape, processes: int, changed: dict[str, Any]) -> str:
     """GiB of each GPU; a dash where no GPU has as much."""
     config = TrainConfig(**GENERATION, **changed, batch_size=1, rl_prompts_per_step=8 * processes)
-    need = estimate_memory(shape, config, plan_batch(config, processes), DeviceMemory("GPU")).peak
+    need = needs(shape, config, processes).memory.peak
     return gib(need) if need <= LARGEST * GIB else "-"
 
 
@@ -100,8 +105,9 @@ def one_gpu_table() -> str:
 
 def fits(shape: ModelShape, kind: GpuKind, way: dict[str, Any]) -> bool:
     """Whether a tenth of the memory is left."""
-    config, device = TrainConfig(**ONE_BATCH, **way), memory_of(kind)
-    return estimate_memory(shape, config, plan_batch(config, 1), device).peak <= TIGHT * (device.total or 0)
+    device = memory_of(kind)
+    peak = needs(shape, TrainConfig(**ONE_BATCH, **way), device=device).memory.peak
+    return peak <= TIGHT * (device.total or 0)
 
 
 # -- the pages

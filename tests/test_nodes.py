@@ -150,6 +150,7 @@ def test_the_first_machine_of_a_slurm_job_is_read() -> None:
         ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "7"}, "same number on each"),
         ({"nnodes": 2}, variables("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0"), "nnodes: a launcher"),
         ({}, {**MPI, "OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR"),
+        ({}, variables("RANK=0 WORLD_SIZE=4 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2"), "MASTER_ADDR"),
         ({}, {**MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "consecutive ranks"),
         ({}, variables("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 ACCELERATE_USE_FSDP=true"), "fsdp2"),
         ({"nnodes": 2, "master_addr": "a"}, {}, "node_rank"),

@@ -37,7 +37,7 @@ def test_there_is_a_plan_for_each_known_model_on_each_kind_of_gpu() -> None:
         for model in KNOWN:
             hardware = Hardware(kind, 1, 1)
             made = check(TrainConfig(model=model, rl_env="envs.arithmetic", use_vllm=True), hardware=hardware)
-            found = HardwareEstimate.of(made.config, made.batch, hardware)
+            found = HardwareEstimate.of(made.needs, hardware)
             assert all(0 < least < most for least, most in found.seconds.values()), (model, kind)
             fits = found.memory.peak <= 0.9 * kind.memory * MIB and (found.cached_episodes or 0) >= 1
             assert fits == (found.changes == []), (model, kind)

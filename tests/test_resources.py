@@ -16,10 +16,10 @@ from aitrain.launch.preflight import check
 from aitrain.launch.resource_estimate import (
     MIB,
     DeviceMemory,
+    ResourceEstimate,
     check_resources,
     choose_batch_size,
     device_memory,
-    estimate_memory,
 )
 from tests.conftest import write, write_nvidia_smi
 
@@ -29,7 +29,7 @@ TINY, HALF_BILLION = read_model_shape("tiny"), read_model_shape("Qwen/Qwen3-0.6B
 
 def peak(machine: DeviceMemory, **options: Any) -> int:
     config = TrainConfig(**options)
-    return estimate_memory(HALF_BILLION, config, plan_batch(config, 1), machine).peak
+    return ResourceEstimate(HALF_BILLION, config, plan_batch(config, 1), machine).memory.peak
 
 
 # -- shapes
@@ -120,7 +120,8 @@ SERVED = {
 )  # fmt: skip
 def test_the_estimate_is_that_of_a_calculation_by_hand(model: str, options: dict[str, Any], expected: float) -> None:
     config = TrainConfig(**{**SERVED, "batch_size": 8, **options})
-    need = estimate_memory(read_model_shape(model), config, plan_batch(config, config.num_processes or 1), GPU).peak
+    batch = plan_batch(config, config.num_processes or 1)
+    need = ResourceEstimate(read_model_shape(model), config, batch, GPU).memory.peak
     assert need == pytest.approx(expected + 700 * MIB, rel=0.06)
 
 
@@ -138,7 +139,8 @@ def test_what_cannot_fit_is_refused_and_what_is_tight_warned_of_with_ways_out(mo
 
     def warnings(**free: int) -> list[str]:
         monkeypatch.setattr(resource_estimate, "free_disk", lambda _: free.get("disk", 1 << 40))
-        return check_resources(config, plan_batch(config, 1), TINY, DeviceMemory("CPU", free.get("memory", 1 << 40)))
+        device = DeviceMemory("CPU", free.get("memory", 1 << 40))
+        return check_resources(ResourceEstimate(TINY, config, plan_batch(config, 1), device))
 
     assert warnings() == []
     assert "It fits with --batch-size 32." in warnings(memory=900 * MIB)[0]

@@ -12,20 +12,14 @@ import typer
 from aitrain.cli.flags import AsJson, ConfigFile, print_json, with_options
 from aitrain.errors import ConfigError
 from aitrain.launch.hardware import Hardware
-from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.preflight import RunPlan, check, not_checked
 from aitrain.launch.resource_estimate import (
     MIB,
     PROMPT,
     TIGHT,
     assumed_lengths,
-    device_memory,
-    estimate_disk,
-    estimate_memory,
     format_bytes,
     free_disk,
-    memory_of,
-    processes_sharing,
 )
 from aitrain.launch.step_estimate import ASSUMED, HardwareEstimate
 from aitrain.options.reading import resolve
@@ -69,8 +63,7 @@ def show_plan(plan: RunPlan, as_json: bool, is_dry_run: bool = False) -> None:
     Raises:
         AitrainError: the run would be refused.
     """
-    hardware = plan.hardware
-    estimate = None if hardware is None else HardwareEstimate.of(plan.config, plan.batch, hardware)
+    estimate = HardwareEstimate.of(plan.needs, plan.hardware) if plan.hardware and plan.needs else None
     lines = [*_run(plan), *_needs(plan), *(_on_hardware(plan, estimate) if estimate else ())]
     if not as_json:
         for name, text in lines:
@@ -146,17 +139,14 @@ def _steps(plan: RunPlan) -> str:
 
 def _needs(plan: RunPlan) -> Iterator[Line]:
     """Memory and disk."""
-    config = plan.config
-    shape = read_model_shape(config.model)
-    if shape is None:
+    config, needs = plan.config, plan.needs
+    if needs is None:
         yield "memory", "unknown: this model's files are not on this machine, not safetensors, or quantized"
         return
-    hardware = plan.hardware
-    device = memory_of(hardware.kind) if hardware else device_memory(plan.gpus)
-    need = estimate_memory(shape, config, plan.batch, device)
-    sharing = processes_sharing(plan.processes, device)
+    need, device = needs.memory, needs.device
+    sharing = device.shared_by(plan.processes)
     free = "" if device.free is None else f", {format_bytes(device.free)} free"
-    yield "shape", str(shape)
+    yield "shape", str(needs.shape)
     each = f" for each of {sharing} processes" if sharing > 1 else ""
     prompt = f"{config.rl_max_prompt_length or f'{PROMPT} (assumed; --rl-max-prompt-length)'}"
     lengths = f"prompts of {prompt} and completions of {assumed_lengths(config)[1]} tokens"
@@ -165,9 +155,9 @@ def _needs(plan: RunPlan) -> Iterator[Line]:
     for name, size in {**need.stay, **phases}.items():
         if size >= MIB:
             yield "", f"{format_bytes(size):>10} {name}"
-    model, checkpoint = estimate_disk(shape, config)
+    model, checkpoint = needs.disk
     kept = f"model {format_bytes(model)}, each checkpoint {format_bytes(checkpoint)}"
-    yield "disk", kept if hardware else f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
+    yield "disk", kept if plan.hardware else f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free"
 
 
 # -- on other hardware
@@ -177,12 +167,11 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
     """Whether it fits, the passes of a step, and its seconds."""
     config, changes = plan.config, estimate.changes
     yield "hardware", str(estimate.hardware)
-    lacks_room = estimate.cached_episodes is not None and estimate.cached_episodes < 1
     verdict = "yes" if changes == [] else f"no; with {' '.join(changes)} it does" if changes else "no"
     yield "fits", f"{verdict} ({TIGHT:.0%} of the memory may be used)"
     if estimate.cached_episodes is not None:
         room = f"a cache for {estimate.cached_episodes:,.0f} of the longest episodes"
-        if lacks_room:
+        if estimate.cached_episodes < 1:
             room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"
         yield "vLLM", f"with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"

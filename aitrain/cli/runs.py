@@ -91,11 +91,11 @@ def show(
         case=case or "",
         failure="any" if failed else "",
     )
-    numbers = (by_score(rollouts, query) if worst else find(rollouts, query))[:limit]
+    entries = (by_score(rollouts, query) if worst else find(rollouts, query))[:limit]
     if as_json:
-        print_json([rollouts.record(rollouts.entries[number]).to_json() for number in numbers])
-    elif numbers:
-        page(console, episodes(rollouts, numbers))
+        print_json([rollouts.record(entry).to_json() for entry in entries])
+    elif entries:
+        page(console, episodes(rollouts, entries))
     else:
         typer.echo("There are no such episodes.")
     return 0

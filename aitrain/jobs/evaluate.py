@@ -1,8 +1,6 @@
 """The eval job from top to bottom: prepare the cases, the model and its engine, which is transformers, vLLM servers or
 an address; play the cases; write the result."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing, nullcontext

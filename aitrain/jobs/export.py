@@ -1,7 +1,5 @@
 """The process of `aitrain export`, started as ui/output.py says."""
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

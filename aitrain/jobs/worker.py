@@ -5,8 +5,6 @@ everything that libraries and the environment print goes to train.log. Exits wit
 exit code after a failure.
 """
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import importlib

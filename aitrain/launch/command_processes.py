@@ -2,8 +2,6 @@
 environment or model runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

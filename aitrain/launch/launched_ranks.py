@@ -5,8 +5,6 @@ folder and shows the run. The command writes command line, variables and the pla
 path is in the store; opened by their place in /proc, the pipes are those of the command.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

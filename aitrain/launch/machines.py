@@ -1,7 +1,5 @@
 """Finds the machines and processes of a run: by the options, or by variables of torchrun, SLURM, MPI and Kubernetes."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
@@ -26,11 +24,13 @@ RANK_VARIABLES = (
 """Environment variables from which torch's `env://` knows the other processes."""
 FOREIGN = ("ACCELERATE_", "GROUP_RANK", "ROLE_RANK", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MPI_LOCAL")
 """Beginnings of variables of launchers that accelerate or torch would read in a training process."""
-MPI = {
-    "OMPI_COMM_WORLD_LOCAL_RANK": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    "MPI_LOCALRANKID": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-}
-"""By the variable with the rank on its machine, of Open MPI and of MPICH: rank, all ranks, ranks of the machine."""
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""The variables of torch's launchers, of Open MPI and of MPICH: rank, all ranks, rank on its machine, ranks of the
+machine."""
 
 
 @dataclass(frozen=True)
@@ -93,40 +93,38 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
     """
     number = partial(_number, environ)
     tasks, nodes = number("SLURM_STEP_NUM_TASKS"), number("SLURM_STEP_NUM_NODES")
-    local = next((name for name in MPI if name in environ), None)
-    if {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= environ.keys():
-        for name, instead in (("FSDP", "--distributed-backend fsdp2"), ("DEEPSPEED", "--trl deepspeed=FILE")):
-            if environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
-                raise ConfigError(f"accelerate launch is set up for {name}, which is an option here\nUse {instead}.")
-        world = number("WORLD_SIZE")
-        if world == 1 and "TORCHELASTIC_RUN_ID" not in environ:  # a single process that no torchrun restarts
-            return None
-        found = LaunchedRank(
-            number("RANK", 0),
-            world,
-            number("LOCAL_RANK", 0),
-            number("LOCAL_WORLD_SIZE", world),
-            environ.get("MASTER_ADDR", "127.0.0.1"),
-            number("MASTER_PORT", 29500),
-            environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            number("TORCHELASTIC_RESTART_COUNT", 0),
-        )
-    elif "SLURM_PROCID" in environ and tasks > nodes:
+    variables = next((names for names in LAUNCHERS if {*names[:3]} <= environ.keys()), None)
+    is_torch = variables == LAUNCHERS[0]
+    for name, instead in (("FSDP", "--distributed-backend fsdp2"), ("DEEPSPEED", "--trl deepspeed=FILE")):
+        if is_torch and environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
+            raise ConfigError(f"accelerate launch is set up for {name}, which is an option here\nUse {instead}.")
+    if "SLURM_PROCID" in environ and tasks > nodes and not is_torch:
         if tasks % nodes:
             raise ConfigError(f"srun started {tasks} tasks on {nodes} nodes\nUse the same number on each of them.")
         share, local_rank = tasks // nodes, number("SLURM_LOCALID", 0)
         rank = number("SLURM_NODEID", 0) * share + local_rank
         found = LaunchedRank(rank, tasks, local_rank, share, *_slurm_place(environ))
-    elif local is not None and number(MPI[local][1]) > 1:
-        rank, world, share = (number(name, 0) for name in MPI[local])
+    elif variables is not None:
+        rank, world, local_rank = (number(name) for name in variables[:3])
+        if world == 1 and "TORCHELASTIC_RUN_ID" not in environ:  # a single process that no torchrun restarts
+            return None
+        share = number(variables[3], world)
         if "MASTER_ADDR" not in environ and world > share:
             raise ConfigError(
-                "mpirun does not say where the machines meet\nSet MASTER_ADDR to the name of the first one."
+                "The launcher does not say where the machines meet\nSet MASTER_ADDR to the name of the first one."
             )
         # on one machine, a port by the number of the process that started the ranks
         port = PORTS[os.getppid() % len(PORTS)] if world == share else DEFAULT_PORT
-        place = environ.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT", port)
-        found = LaunchedRank(rank, world, number(local, 0), share, *place)
+        found = LaunchedRank(
+            rank,
+            world,
+            local_rank,
+            share,
+            environ.get("MASTER_ADDR", "127.0.0.1"),
+            number("MASTER_PORT", port),
+            environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            number("TORCHELASTIC_RESTART_COUNT", 0),
+        )
     else:
         return None
     if found.world % found.local_world or found.rank % found.local_world != found.local_rank:

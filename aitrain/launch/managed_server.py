@@ -1,7 +1,5 @@
 """The vLLM servers of one run: started for it, restarted when they die, ended with it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

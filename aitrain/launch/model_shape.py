@@ -1,8 +1,6 @@
 """The shape of a model, without loading it: read from config.json and the headers of its safetensors files, or that of
 a popular model, whose files need not be on this machine."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Checks before a process is started, without torch and without running the user's code."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -15,7 +13,13 @@ from aitrain.errors import AitrainError, ConfigError
 from aitrain.launch.hardware import Hardware, visible_gpus
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, given_machines, launched_rank
 from aitrain.launch.model_shape import KNOWN, ModelShape, read_model_shape
-from aitrain.launch.resource_estimate import check_resources, choose_batch_size, device_memory, memory_of
+from aitrain.launch.resource_estimate import (
+    ResourceEstimate,
+    check_resources,
+    choose_batch_size,
+    device_memory,
+    memory_of,
+)
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import VLLMOptions
 from aitrain.options.other_names import check_trl_fields
@@ -67,6 +71,8 @@ class RunPlan:
     """Whether the run to resume has finished with these options."""
     hardware: Hardware | None = None
     """What it is planned for, in place of this machine."""
+    needs: ResourceEstimate | None = None
+    """What it needs of memory and disk; None if the model's shape is unknown."""
 
     @property
     def processes(self) -> int:
@@ -169,10 +175,12 @@ def check(
         changes = changed_options(read_manifest(checkpoint), config, batch.processes, batch.completions_per_step)
         refuse_changes(checkpoint, changes)
     notes = [*_notes(config), *notes]
-    if is_here:
-        notes += check_resources(config, batch, shape, device, processes, is_first)
+    needs = None if shape is None else ResourceEstimate(shape, config, batch, device)
+    if is_here and needs is not None:
+        notes += check_resources(needs, processes, is_first)
+    said = tuple(notes)
     return RunPlan(
-        config, sources, batch, gpus, checkpoint, served, tuple(notes), nodes, launched, folder, is_done, hardware
+        config, sources, batch, gpus, checkpoint, served, said, nodes, launched, folder, is_done, hardware, needs
     )
 
 

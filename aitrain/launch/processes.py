@@ -5,8 +5,6 @@ with torchrun a start takes a second less, a rank that is killed is known by its
 for a rendezvous that is gone.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

@@ -5,8 +5,6 @@ of its own with a parent, as in a local run. All that a rank says lies in a fold
 all machines share, and where the command reads it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

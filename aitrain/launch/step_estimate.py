@@ -7,21 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aitrain.batch import BatchPlan, schedule_cases
+from aitrain.batch import schedule_cases
 from aitrain.launch.hardware import Hardware
-from aitrain.launch.model_shape import ModelShape, read_model_shape
-from aitrain.launch.resource_estimate import (
-    TIGHT,
-    MemoryEstimate,
-    WeightSizes,
-    assumed_lengths,
-    cached_episodes,
-    changes_that_fit,
-    estimate_memory,
-    memory_of,
-    served_weights,
-)
-from aitrain.options.train import TrainConfig
+from aitrain.launch.resource_estimate import TIGHT, MemoryEstimate, ResourceEstimate, assumed_lengths
 
 GIGA = 1e9
 SLOTS = 256
@@ -81,27 +69,23 @@ class HardwareEstimate:
     """Of the parts of a step, and of the step, at least and at most."""
 
     @classmethod
-    def of(cls, config: TrainConfig, batch: BatchPlan, hardware: Hardware) -> HardwareEstimate:
-        """The estimate for a model whose shape is known."""
-        shape, device = read_model_shape(config.model), memory_of(hardware.kind)
-        assert shape is not None
-        fast, slow = (_seconds(shape, config, batch, hardware, assumed) for assumed in (FAST, SLOW))
+    def of(cls, needs: ResourceEstimate, hardware: Hardware) -> HardwareEstimate:
+        """The estimate of what such a run needs and does."""
+        fast, slow = (_seconds(needs, hardware, assumed) for assumed in (FAST, SLOW))
         return cls(
             hardware,
-            estimate_memory(shape, config, batch, device),
-            cached_episodes(shape, config, device),
-            changes_that_fit(shape, config, batch, device, TIGHT * (device.total or 0)),
-            batch.passes(sum(assumed_lengths(config))),
+            needs.memory,
+            needs.cached_episodes,
+            needs.changes_that_fit(TIGHT * (needs.device.total or 0)),
+            needs.batch.passes(sum(assumed_lengths(needs.config))),
             {part: (fast[part], slow[part]) for part in fast},
         )
 
 
-def _seconds(
-    shape: ModelShape, config: TrainConfig, batch: BatchPlan, hardware: Hardware, assumed: Assumptions
-) -> dict[str, float]:
+def _seconds(needs: ResourceEstimate, hardware: Hardware, assumed: Assumptions) -> dict[str, float]:
     """Seconds of the parts of a step, and of the step."""
-    kind, weights = hardware.kind, WeightSizes.of(shape, config, hardware.kind.has_bf16)
-    is_half = weights.is_mixed or weights.width == 2
+    shape, config, batch, weights = needs.shape, needs.config, needs.batch, needs.weights
+    kind, is_half = hardware.kind, weights.is_mixed or weights.width == 2
     flops = kind.teraflops * 1e12 * assumed.flops / (1 if is_half else IN_FLOAT32)
     memory, launch = kind.bandwidth * GIGA * assumed.bandwidth, shape.layers * assumed.launch / 1000
     link = kind.link if hardware.machines == 1 else min(kind.link, assumed.network)
@@ -121,12 +105,12 @@ def _seconds(
     rows = schedule.prompts * batch.generations / batch.processes
     slots, gpus, read, value, between = rows, 1, weights.all, weights.width, launch + gathered
     if config.use_vllm:
-        gpus, read, value, between = config.vllm_tensor_parallel_size, served_weights(shape, config), 2, GRAPH * launch
+        gpus, read, value, between = config.vllm_tensor_parallel_size, needs.served_weights, 2, GRAPH * launch
         engines = batch.processes / gpus
         if is_served:
             engines = len(config.vllm_server_urls) or config.vllm_servers
         rows *= batch.processes / engines
-        room = cached_episodes(shape, config, memory_of(kind))
+        room = needs.cached_episodes
         slots = SLOTS if room is None else min(SLOTS, max(1, room))
     steps = max(min(limit, 2 * mean), rows * mean / slots)
     running = min(rows, slots) if not config.use_vllm else rows * mean / steps

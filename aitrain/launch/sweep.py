@@ -1,8 +1,6 @@
 """A sweep: its search space as Optuna's distributions, and its trials, each an `aitrain grpo` of its own, recorded in
 Optuna's journal."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

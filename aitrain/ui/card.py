@@ -3,8 +3,6 @@
 Names, paths and versions are escaped, so that they contain no Markdown or HTML.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -46,12 +44,14 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
         return str(value) if isinstance(value, Markup) else escaped(value)
 
     made, rewards, is_adapter = overview.environment, overview.rewards, (place / "adapter_config.json").exists()
+    named = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model) and config.model not in NAMED_MODELS
+    is_on_hub = named and not Path(config.model).exists()
     env_config = without_secrets(config.rl_env_config)
     changed = without_secrets(config.changed())
     options = (f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in changed.items())
     templates = Environment(loader=FunctionLoader(asset), trim_blocks=True, finalize=finalize)
     text: str = templates.get_template("card.md").render(
-        header=_header(config.model, is_adapter),
+        base=config.model if is_on_hub else "",
         config=config,
         model=public_base(config.model),
         result=overview.result,
@@ -64,20 +64,6 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
         options=escape_controls("\n".join(FOLDERS.sub("", option) for option in options)),
     )
     return text
-
-
-def _header(base: str, is_adapter: bool) -> str:
-    """The card's YAML header for the Hub, without the base model if that is a local folder."""
-    from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
-
-    is_on_hub = base not in NAMED_MODELS and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) and not Path(base).exists()
-    data = ModelCardData(
-        base_model=base if is_on_hub else None,
-        library_name="peft" if is_adapter else "transformers",
-        pipeline_tag="text-generation",
-        tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if is_adapter else [])],
-    )
-    return str(data.to_yaml())
 
 
 def escaped(value: object) -> str:

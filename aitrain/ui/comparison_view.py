@@ -1,8 +1,6 @@
 """A comparison of two models as text for a terminal, and as one HTML file that needs a script for its filters only.
 Control characters of models are escaped."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -155,4 +153,4 @@ def _episodes(comparison: Comparison, pair: CasePair) -> list[JsonObject]:
     if not all(case.samples[comparison.decoding] for case in (pair.a, pair.b)):
         return []
     sides = zip((comparison.a, comparison.b), telling_samples(comparison, pair), strict=True)
-    return [episode(scoring.rollouts, sample.number) for scoring, sample in sides]
+    return [episode(scoring.rollouts, sample) for scoring, sample in sides]

@@ -1,7 +1,5 @@
 """The state of a running run as lines of text: a block for a terminal and a notebook, or one line a step."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

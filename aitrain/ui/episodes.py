@@ -1,8 +1,6 @@
 """Episodes for the page: filtered, searched, in groups, a sample of them, and one with its whole conversation; and the
 cases of a run, each with its first and its last score."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -57,76 +55,65 @@ class Query:
         )
 
 
-def find(rollouts: RolloutIndex, query: Query) -> list[int]:
-    """Numbers of all episodes that match a query, group by group, in the order of the training."""
-    entries = rollouts.entries
+def find(rollouts: RolloutIndex, query: Query) -> list[IndexEntry]:
+    """All episodes that match a query, group by group, in the order of the training."""
+    entries, text = rollouts.entries, query.text.lower()
+    by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
 
-    def place(number: int) -> tuple[int, str, int, int, str]:
-        step, phase, group, case = entries[number].group_key
+    def place(entry: IndexEntry) -> tuple[int, str, int, int, str]:
+        step, phase, group, case = entry.group_key
         return step, phase, group, len(case), case
 
-    by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
-    numbers = (number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx))
-    found = sorted(numbers, key=place)
-    return list(_searched(rollouts, found, query.text)) if query.text else found
+    found = sorted((entry for entry in entries if query.takes(entry, by_case_idx)), key=place)
+    return [entry for entry in found if not text or text in _said(rollouts.record(entry)).lower()]
 
 
-def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int]:
-    """Numbers of episodes whose messages or error contain the text. Upper and lower case are equal for a to z."""
-    needles = {json.dumps(text, ensure_ascii=ascii)[1:-1].encode(errors="replace").lower() for ascii in (False, True)}
-    for number in numbers:
-        raw = rollouts.raw(rollouts.entries[number])
-        lowered = raw.lower()
-        if any(needle in lowered for needle in needles):  # most records need not be parsed
-            record = rollouts.record(rollouts.entries[number])
-            texts = [
-                text
-                for message in chain(*record.transcript())
-                for text in (message.text, message.thought, *chain(*message.calls))
-            ]
-            if text.lower() in "\n".join([*texts, record.error.message if record.error else ""]).lower():
-                yield number
+def _said(record: RolloutRecord) -> str:
+    """The messages of an episode with their thoughts and calls, and its error."""
+    messages = chain(*record.transcript())
+    texts = [text for one in messages for text in (one.text, one.thought, *chain(*one.calls))]
+    return "\n".join([*texts, record.error.message if record.error else ""])
 
 
 # -- a sample for report.html
 
 
-def choose(entries: Sequence[IndexEntry]) -> list[int]:
-    """Numbers of the episodes that a report holds, in the order in which they were made: of a large run a sample, a
-    quarter of it held-out cases before and after, the rest groups of all kinds, both evenly spread. Groups are not
-    split, as an advantage has no meaning without the group.
+def choose(entries: Sequence[IndexEntry]) -> list[IndexEntry]:
+    """The episodes that a report holds, in the order in which they were made: of a large run a sample, a quarter of it
+    held-out cases before and after, the rest groups of all kinds, both evenly spread. Groups are not split, as an
+    advantage has no meaning without the group.
     """
     most = min(MOST_EPISODES, MOST_BYTES * len(entries) // max(1, sum(entry.length for entry in entries)))
     if len(entries) <= most:
-        return list(range(len(entries)))
+        return list(entries)
     cases = grouped(
-        ((entry.eval_phase.endswith("greedy"), entry.case), number)
-        for number, entry in enumerate(entries)
+        ((entry.eval_phase.endswith("greedy"), entry.case), entry)
+        for entry in entries
         if entry.eval_phase.startswith(("before", "after"))
     )
-    groups = grouped((entry.group_key, number) for number, entry in enumerate(entries))
-    return sorted(_spread(cases, most // 4) | _spread(groups, most * 3 // 4))
+    groups = grouped((entry.group_key, entry) for entry in entries)
+    chosen = {*_spread(cases, most // 4), *_spread(groups, most * 3 // 4)}
+    return sorted(chosen, key=lambda entry: entry.number)
 
 
-def _spread(groups: Mapping[Any, list[int]], most: int) -> set[int]:
+def _spread(groups: Mapping[Any, list[IndexEntry]], most: int) -> Iterator[IndexEntry]:
     """The members of evenly spread groups, about `most` together."""
     size = fmean(map(len, groups.values())) if groups else 1
-    return set(chain.from_iterable(evenly(list(groups.values()), max(2, int(most / size)))))
+    return chain.from_iterable(evenly(list(groups.values()), max(2, int(most / size))))
 
 
 # -- one page of a list
 
 
-def page_of(rollouts: RolloutIndex, numbers: Sequence[int], start: int, size: int = 48) -> JsonObject:
+def page_of(rollouts: RolloutIndex, found: Sequence[IndexEntry], start: int, size: int = 48) -> JsonObject:
     """About `size` rows from `start` on, up to the end of a group, and the start of the next page."""
-    entries = rollouts.entries
-    end = min(len(numbers), start + size)
-    while start < end < len(numbers) and entries[numbers[end - 1]].group_key == entries[numbers[end]].group_key:
+    end = min(len(found), start + size)
+    while start < end < len(found) and found[end - 1].group_key == found[end].group_key:
         end += 1
     return {
-        "rows": [_row(entries[number], rollouts.record(entries[number])) for number in numbers[start:end]],
-        "total": len(numbers),
-        "next": end if end < len(numbers) else None,
+        "rows": [_row(entry, rollouts.record(entry)) for entry in found[start:end]],
+        "total": len(found),
+        "next": end if end < len(found) else None,
     }
 
 
@@ -143,9 +130,8 @@ def _row(entry: IndexEntry, record: RolloutRecord) -> JsonObject:
 # -- one episode
 
 
-def episode(rollouts: RolloutIndex, number: int) -> JsonObject:
+def episode(rollouts: RolloutIndex, entry: IndexEntry) -> JsonObject:
     """An episode with its case's row, its tools and its messages."""
-    entry = rollouts.entries[number]
     record = rollouts.record(entry)
     holder = rollouts.rendered.get(entry.group_key)  # the episode of the group that has the rendered prompt
     asked, said = (list(map(asdict, messages)) for messages in record.transcript())

@@ -5,8 +5,6 @@ An error is a line on standard error, or an event on standard output for program
 aitrain.ui.output MODULE FILE`, as Ctrl-C may come while MODULE imports torch.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

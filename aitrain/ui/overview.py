@@ -1,7 +1,5 @@
 """A run read once: what terminal, table of runs, page, model card and JSON show of it, and what to do next."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -5,8 +5,6 @@ Text of models and environments is never HTML: a page has it as JSON without tag
 or escaped by its template. The pages' policy forbids any script but their own, and any request but those for data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -47,9 +45,10 @@ def asset(name: str) -> str:
     return (files("aitrain.ui") / "assets" / name).read_text(encoding="utf-8")
 
 
-def self_contained(data: object) -> str:
-    """The page of a run with its data, styles and scripts inside: it needs no other file and no network."""
-    return rendered("page.html", STYLES, SCRIPTS, data)
+def run_page(data: object = None) -> str:
+    """The page of a run with its data, styles and scripts inside, which needs no other file and no network; without
+    data, the page that requests them from /api/."""
+    return rendered("page.html", STYLES, SCRIPTS, data, "'none'" if data else "'self'")
 
 
 def rendered(
@@ -67,11 +66,6 @@ def rendered(
     allowed += f"; connect-src {connects}"
     inert = None if data is None else as_inert_json(data)
     return fill(template, {"policy": f"default-src 'none'; {allowed}; {NO_HTML}", "data": inert, **parts, **values})
-
-
-def served() -> str:
-    """The page that requests its data from /api/."""
-    return rendered("page.html", STYLES, SCRIPTS, connects="'self'")
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
@@ -102,7 +96,7 @@ def write_report(folder: RunFolder, announce: Announce) -> None:
     try:
         rollouts = RolloutIndex(folder.rollouts)
         rollouts.refresh()
-        write_text(folder.report, self_contained(page_data(folder, rollouts)), durable=False)
+        write_text(folder.report, run_page(page_data(folder, rollouts)), durable=False)
     except Exception as error:
         announce(Note(f"report.html could not be written: {type(error).__name__}: {error}"))
 
@@ -113,6 +107,6 @@ def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
         "summary": Overview(folder.path, rollouts).to_json(),
         "cases": cases_json(rollouts, MOST_CASES),
         "source": read_source(folder.environment_source),
-        "episodes": [episode(rollouts, number) for number in choose(rollouts.entries)],
+        "episodes": [episode(rollouts, entry) for entry in choose(rollouts.entries)],
         "written": time.time(),
     }

@@ -1,65 +1,18 @@
 """The runs that the page server shows, each known by an id that is not a path."""
 
-from __future__ import annotations
-
 import os
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.runs.heartbeat import state_of
-from aitrain.runs.json_values import JsonObject
-from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder, read_object
+from aitrain.runs.run_folder import RUNS, SWEEP_LOG, RunFolder
 from aitrain.ui.overview import Overview
 
-PATIENCE = 0.3
-"""Seconds that a page waits for new rollouts to be read before it is shown without them."""
 SIGNS = ("metrics.jsonl", "status.json", "rollouts", SWEEP_LOG)
 """Files that identify the folder of a run or a sweep; one suffices. A config.yaml may be a file of options only."""
 MOST_RUNS = 2_000
-
-
-class OpenRun:
-    """One run that a page shows. Its rollouts are read in a thread, new ones at each request of its overview."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.rollouts = path, RolloutIndex(path / "rollouts")
-        self._reader: threading.Thread | None = None
-
-    def _read(self) -> None:
-        with suppress(OSError):  # the run is being removed or replaced: the next request reads it again
-            self.rollouts.refresh()
-
-    def overview(self) -> JsonObject:
-        """The run's page above its cases, with the rollouts that are read within PATIENCE seconds."""
-        if self._reader is None or not self._reader.is_alive():
-            self._reader = threading.Thread(target=self._read, daemon=True)
-            self._reader.start()
-        self._reader.join(PATIENCE)
-        is_ready = not self._reader.is_alive()
-        return {**Overview(self.path, self.rollouts if is_ready else None).to_json(), "is_ready": is_ready}
-
-
-@lru_cache(maxsize=2 * MOST_RUNS)
-def _row(folder: Path, seen: tuple[object, ...]) -> dict[str, Any]:
-    return Overview(folder).row()
-
-
-def stamp(folder: Path) -> tuple[object, ...]:
-    """Changes whenever the row of a run changes."""
-    run = RunFolder(folder)
-    stamps: list[object] = [state_of(read_object(run.status))]
-    for path in (run.status, run.metrics, run.result, run.config):
-        with suppress(OSError):
-            stat = path.stat()
-            stamps += [stat.st_size, stat.st_mtime_ns]
-    return tuple(stamps)
 
 
 class RunRegistry:
@@ -67,9 +20,8 @@ class RunRegistry:
 
     def __init__(self, places: Iterable[Path]) -> None:
         self.places = [place.resolve() for place in places]
-        self._opened: dict[Path, OpenRun] = {}
 
-    def look(self) -> dict[str, OpenRun]:
+    def look(self) -> dict[str, Path]:
         """All runs by id, a sweep before its trials, those of a folder with the newest first. An id is a name; a second
         one of the name is `name (2)`."""
         found = dict[str, Path]()
@@ -81,20 +33,20 @@ class RunRegistry:
             if is_sweep(path):
                 trials = sorted(trial for trial in path.iterdir() if _may_enter(trial) and is_run(trial))
                 found |= {f"{id}/{trial.name}": trial for trial in trials}
-        return {id: self._opened.setdefault(path, OpenRun(path)) for id, path in islice(found.items(), MOST_RUNS)}
+        return dict(islice(found.items(), MOST_RUNS))
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of runs; `is_given` is set for a run that was named itself, and not by its folder."""
         runs = self.look()
-        ids = {run.path: id for id, run in runs.items()}
+        ids = {path: id for id, path in runs.items()}
         return [
             {
-                **_row(run.path, stamp(run.path)),
+                **Overview(path).row(),
                 "id": id,
-                "sweep": ids.get(run.path.parent),
-                "is_given": run.path in self.places,
+                "sweep": ids.get(path.parent),
+                "is_given": path in self.places,
             }
-            for id, run in runs.items()
+            for id, path in runs.items()
         ]
 
 

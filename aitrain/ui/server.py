@@ -13,20 +13,24 @@ import json
 import re
 import secrets
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from aitrain.environment.http_server import RefusedRequestError, http_server
 from aitrain.errors import ConfigError
 from aitrain.runs.environment_source import read_source
-from aitrain.runs.json_values import JsonObject
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.comparison_view import comparison_page
 from aitrain.ui.episodes import Query, cases_json, episode, find, page_of
 from aitrain.ui.output import escape_controls
-from aitrain.ui.page import served
-from aitrain.ui.run_registry import OpenRun, RunRegistry
+from aitrain.ui.overview import Overview
+from aitrain.ui.page import run_page
+from aitrain.ui.run_registry import RunRegistry
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -45,7 +49,8 @@ HEADERS = {
 OF_PAGES = {"Content-Security-Policy": "frame-ancestors 'none'"}
 """Headers of a page, which has a policy with the hashes of its scripts."""
 MOST_CASES = 10_000
-Parameters = dict[str, str]
+PATIENCE = 0.3
+"""Seconds that a page waits for new rollouts to be read before it is shown without them."""
 
 
 class PageServer:
@@ -60,6 +65,8 @@ class PageServer:
         self.listener = socket.create_server(("127.0.0.1", port), backlog=1024)
         self.port = self.listener.getsockname()[1]
         self.cookie = f"aitrain-{self.port}"
+        self._opened = dict[Path, RolloutIndex]()
+        """The rollouts of the runs that were shown."""
         self.server = http_server(self._respond)
 
     @property
@@ -87,26 +94,67 @@ class PageServer:
         return response
 
     def _answer(self, request: Request) -> Response:
-        from starlette.responses import HTMLResponse, RedirectResponse
+        from starlette.responses import RedirectResponse, Response
 
         path, parameters = request.scope["path"], {name: text for name, text in request.query_params.items() if text}
         _check_origin(request)
-        given = parameters.pop("key", None) if path in PAGES else None
-        key = request.cookies.get(self.cookie, "") if given is None else given
-        if not hmac.compare_digest(key.encode(), self.key.encode()):
+        given = parameters.pop("key", "") if path == "/" else ""
+        if not hmac.compare_digest((given or request.cookies.get(self.cookie, "")).encode(), self.key.encode()):
             raise RefusedRequestError(403, "The key is missing: open the address of aitrain view.")
-        if given is not None:
-            response = RedirectResponse(f"{path}?{urlencode(parameters)}" if parameters else path, 303)
+        if given:
+            response = RedirectResponse(f"/?{urlencode(parameters)}".rstrip("?"), 303)
             response.set_cookie(self.cookie, given, httponly=True, samesite="lax")
             return response
+        content = self._content(path, parameters)
+        if isinstance(content, str):
+            return Response(content, media_type="text/html", headers=OF_PAGES)
+        # in ASCII, as texts of models may hold what UTF-8 cannot
+        return Response(json.dumps(content, allow_nan=False), media_type="application/json")
+
+    def _content(self, path: str, parameters: Mapping[str, Any]) -> object:
+        """A page as text, or the values that a page asks for."""
         if path == "/":
-            return HTMLResponse(served(), headers=OF_PAGES)
+            return run_page()
         if path == "/compare":
-            page = comparison_page(*(_run(self.registry, parameters, name).path for name in ("a", "b")))
-            return HTMLResponse(page, headers=OF_PAGES)
-        if path in ANSWERS:
-            return _json(ANSWERS[path](self.registry, parameters))
+            return comparison_page(self._run(parameters, "a"), self._run(parameters, "b"))
+        if path == "/api/runs":
+            return self.registry.rows()
+        run = self._run(parameters, "run")
+        rollouts = self._opened.setdefault(run, RolloutIndex(run / "rollouts"))
+        match path:
+            case "/api/run":
+                is_ready = read_within(PATIENCE, rollouts)
+                overview = Overview(run, rollouts if is_ready else None)
+                return {**overview.to_json(), "is_ready": is_ready, "id": parameters["run"]}
+            case "/api/source":
+                return read_source(RunFolder(run).environment_source)
+            case "/api/cases":
+                return cases_json(rollouts, MOST_CASES)
+            case "/api/episodes":
+                return page_of(rollouts, find(rollouts, Query(**parameters)), int(parameters.get("start", 0)))
+            case "/api/episode" if 0 <= (number := int(parameters.get("n", 0))) < len(rollouts.entries):
+                return episode(rollouts, rollouts.entries[number])
         raise RefusedRequestError(404, "There is nothing here.")
+
+    def _run(self, parameters: Mapping[str, str], name: str) -> Path:
+        """The run with the id of a request, never by a path."""
+        run = self.registry.look().get(parameters.get(name, ""))
+        if run is None:
+            raise RefusedRequestError(404, "There is no such run.")
+        return run
+
+
+def read_within(seconds: float, rollouts: RolloutIndex) -> bool:
+    """Read what is new, in a thread, which goes on after these seconds; returns whether all is read."""
+
+    def read() -> None:
+        with suppress(OSError):  # the run is being removed or replaced: the next request reads it again
+            rollouts.refresh()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(seconds)
+    return not reader.is_alive()
 
 
 def _check_origin(request: Request) -> None:
@@ -121,48 +169,3 @@ def _check_origin(request: Request) -> None:
         is_foreign |= request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
     if is_foreign:
         raise RefusedRequestError(403, "Requests from other pages are refused.")
-
-
-def _json(content: object) -> Response:
-    """JSON in ASCII, as texts of models may hold what UTF-8 cannot."""
-    from starlette.responses import Response
-
-    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
-
-
-# -- pages
-
-
-def _run(registry: RunRegistry, parameters: Parameters, name: str = "run") -> OpenRun:
-    """The run with the id of a request, never by a path."""
-    run = registry.look().get(parameters.get(name, ""))
-    if run is None:
-        raise RefusedRequestError(404, "There is no such run.")
-    return run
-
-
-# -- /api/
-
-
-def _episodes(registry: RunRegistry, parameters: Parameters) -> JsonObject:
-    rollouts = _run(registry, parameters).rollouts
-    fields: dict[str, Any] = {name: text for name, text in parameters.items() if name in Query.__dataclass_fields__}
-    return page_of(rollouts, find(rollouts, Query(**fields)), int(parameters.get("start", 0)))
-
-
-def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
-    rollouts, number = _run(registry, parameters).rollouts, int(parameters.get("n", 0))
-    if not 0 <= number < len(rollouts.entries):
-        raise RefusedRequestError(404, "There is no such episode.")
-    return episode(rollouts, number)
-
-
-PAGES = ("/", "/compare")
-ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
-    "/api/runs": lambda registry, _: registry.rows(),
-    "/api/run": lambda registry, asked: {**_run(registry, asked).overview(), "id": asked["run"]},
-    "/api/source": lambda registry, asked: read_source(RunFolder(_run(registry, asked).path).environment_source),
-    "/api/cases": lambda registry, asked: cases_json(_run(registry, asked).rollouts, MOST_CASES),
-    "/api/episodes": _episodes,
-    "/api/episode": _episode,
-}

@@ -1,7 +1,5 @@
 """The result of a sweep: as text for the terminal, and as the page sweep.html."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

@@ -4,8 +4,6 @@ two models while they come.
 All text is escaped.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import time

@@ -1,7 +1,5 @@
 """The episodes of a run as text for a terminal, with control characters escaped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -21,16 +19,15 @@ LONGEST_ROW = 300
 """Maximum characters of a case's row; `--json` has all of them."""
 
 
-def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
+def worst(rollouts: RolloutIndex, query: Query) -> list[IndexEntry]:
     """Scored episodes that match a query, lowest score first, of equal ones the newest first."""
-    entries = rollouts.entries
-    scored = [number for number in find(rollouts, query) if entries[number].score is not None]
-    return sorted(scored, key=lambda number: (entries[number].score or 0.0, -entries[number].step))
+    scored = [entry for entry in find(rollouts, query) if entry.score is not None]
+    return sorted(scored, key=lambda entry: (entry.score or 0.0, -entry.step))
 
 
-def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[Text]:
+def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[Text]:
     """Episodes, group by group if they are adjacent: the prompt once, then the messages of each episode."""
-    for _, together in groupby(map(rollouts.entries.__getitem__, numbers), key=lambda entry: entry.group_key):
+    for _, together in groupby(entries, key=lambda entry: entry.group_key):
         group = list(together)
         records = [rollouts.record(entry) for entry in group]
         yield _heading(group)

@@ -21,7 +21,7 @@ import pytest
 from aitrain.batch import plan_batch
 from aitrain.launch.hardware import visible_gpus
 from aitrain.launch.model_shape import read_model_shape
-from aitrain.launch.resource_estimate import LIBRARIES, MIB, device_memory, estimate_memory, format_bytes
+from aitrain.launch.resource_estimate import LIBRARIES, MIB, ResourceEstimate, device_memory, format_bytes
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import read_lines
 from benchmarks.measuring import in_new_process
@@ -144,7 +144,7 @@ def planned_mib(config: TrainConfig) -> float:
     """
     shape, device = read_model_shape(config.model), device_memory(() if IS_REHEARSAL else visible_gpus()[:1])
     assert shape is not None
-    peak = estimate_memory(shape, config, plan_batch(config, 1), device).peak
+    peak = ResourceEstimate(shape, config, plan_batch(config, 1), device).memory.peak
     if device.free is not None and peak > device.free:
         pytest.skip(f"needs about {format_bytes(peak)}, and {format_bytes(device.free)} are free")
     return (peak - LIBRARIES[device.kind]) / MIB

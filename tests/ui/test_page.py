@@ -15,7 +15,7 @@ import aitrain.ui.page as writing
 from aitrain.events import Event
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.comparison_view import comparison_page
-from aitrain.ui.page import page_data, self_contained, write_report
+from aitrain.ui.page import page_data, run_page, write_report
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import read, record, said, write_run
@@ -35,7 +35,7 @@ class Tags(HTMLParser):
 
 
 def page_of(folder: Path) -> str:
-    return self_contained(page_data(RunFolder(folder), read(folder)))
+    return run_page(page_data(RunFolder(folder), read(folder)))
 
 
 def data_in(page: str) -> dict[str, Any]:

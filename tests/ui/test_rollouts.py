@@ -68,7 +68,7 @@ def test_an_episode_has_its_row_its_tools_and_the_prompt_of_its_group(tmp_path: 
     first = record(row=row, tools=[{"function": {"name": "add"}}])
     first["rendered_prompt"] = "<user>1 + 1"
     rollouts = read(write_run(tmp_path, [first, record(), record(group=2)]))
-    shown, same, other = (episode(rollouts, number) for number in range(3))
+    shown, same, other = (episode(rollouts, entry) for entry in rollouts.entries)
     assert shown["row"] == [{"name": "answer", "text": "2"}, {"name": "text", "text": "x" * 50}]
     assert shown["tools"][0]["name"] == "add"
     assert shown["rendered"] == same["rendered"] == "<user>1 + 1"
@@ -105,13 +105,13 @@ def test_episodes_are_found_by_what_they_are_and_what_was_said(
     tmp_path: Path, query: dict[str, Any], steps: list[int]
 ) -> None:
     rollouts = read(write_run(tmp_path, EPISODES))
-    assert [rollouts.entries[number].step for number in find(rollouts, Query(**query))] == steps
+    assert [entry.step for entry in find(rollouts, Query(**query))] == steps
 
 
 def test_groups_stay_together_on_every_page(tmp_path: Path) -> None:
     rollouts = read(write_run(tmp_path, [record(group=number % 4) for number in range(8)]))
     found = find(rollouts, Query())
-    assert [rollouts.entries[number].group for number in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [entry.group for entry in found] == [0, 0, 1, 1, 2, 2, 3, 3]
     first = page_of(rollouts, found, 0, size=3)
     assert (len(first["rows"]), first["next"], first["total"]) == (4, 4, 8)
     assert page_of(rollouts, found, 4, size=3)["next"] is None
@@ -122,7 +122,7 @@ def test_of_a_large_run_whole_groups_of_all_its_steps_are_chosen(tmp_path: Path)
     records = [record(step=step, group=group, score=(step % 50) / 100, case_idx=group) for step, group in places]
     entries = read(write_run(tmp_path, records)).entries
     chosen = choose(entries)
-    groups = {(entries[number].step, entries[number].group) for number in chosen}
+    groups = {(entry.step, entry.group) for entry in chosen}
     assert len(chosen) == 8 * len(groups) <= MOST_EPISODES
     steps = sorted({step for step, _ in groups})
     assert (steps[0], steps[-1]) == (1, 200)

@@ -2,7 +2,7 @@
 // The table of runs, evaluations and sweeps: filtered, sorted, and two of them chosen to be compared.
 
 const JOBS = { grpo: "training", eval: "evaluation", sweep: "sweep" };
-const EVERY = 3000;
+const EVERY = 3000; // or ten times as long as an answer took, as each reads all runs
 const FIRST_RUNS = 100;
 const FILTERS = { q: "", status: "", job: "", sort: "-heartbeat" };
 
@@ -28,7 +28,7 @@ class RunTable {
     const top = rows.filter((row) => !row.sweep);
     if (top.length === 1) this.open.add(top[0].id); // a sweep that is shown alone shows its trials
     this.draw();
-    this.schedule();
+    this.schedule(EVERY);
   }
 
   draw() {
@@ -210,8 +210,8 @@ class RunTable {
 
   // -- following
 
-  schedule() {
-    setTimeout(() => this.follow(), EVERY);
+  schedule(wait) {
+    setTimeout(() => this.follow(Date.now()), wait);
   }
 
   /** Draw the rows again; the focus stays where it was. */
@@ -223,7 +223,7 @@ class RunTable {
     this.body.querySelector(`[data-run="${CSS.escape(line)}"] ${focused.tagName.toLowerCase()}`)?.focus();
   }
 
-  async follow() {
+  async follow(began) {
     try {
       const rows = await this.source.runs();
       const isNews = JSON.stringify(rows) !== JSON.stringify(this.rows);
@@ -232,7 +232,7 @@ class RunTable {
     } catch {
       this.count.textContent = "aitrain view has ended: this is what it showed last";
     }
-    this.schedule();
+    this.schedule(Math.max(EVERY, 10 * (Date.now() - began)));
   }
 }
 
