@@ -106,13 +106,13 @@ def _show(request: Request) -> Document:
 
 
 def _rescore(request: Request) -> Document:
-    from aitrain.workbench.rescore import RescoredEpisode, report, rescore, show_report
+    from aitrain.workbench.rescore import SavedEpisode, report, rescore, show_report
 
     wanted = request["rescore"]
     step = wanted["step"]
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    sources, first, episodes = locate_environments(config), 0, list[RescoredEpisode]()
+    sources, first, episodes = locate_environments(config), 0, list[SavedEpisode]()
     for name, own in config.environments.items():
         with errors_of(name):
             opened = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config))
@@ -166,11 +166,9 @@ def _serve(request: Request) -> Document:
 async def _serve_until_stopped(service: EnvService, say: Say) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, service.stop.set)
-    one = service.description
-    held_out = "" if one.held_out is None else f", {len(one.held_out)} held-out ones"
 
     def on_ready(url: str) -> None:
-        say(f"{one.name}: {len(one.rows)} cases{held_out}. Ctrl-C ends the server.")
+        say(f"{service.description.name}: {len(service.cases)} cases. Ctrl-C ends the server.")
         say(f"Train on it with: aitrain grpo --rl-env {url}")
 
     try:

@@ -6,6 +6,7 @@ import os
 
 from rich.console import Console
 
+from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case
 from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import ResetResult
@@ -62,17 +63,15 @@ def show(
         row = {name: value for name, value in one.row.items() if name != "prompt"}
         try:
             script = reference_of(environment, one)
-            reference = "none" if script is None else "\n           ".join(script.replies)
+            reference = "none" if script is None else "\n".join(script.replies)
         except EnvironmentFailed as error:  # such as for held-out cases, which many methods do not know
             reference = str(error)
         console.print()
         show_heading(console, f"{case_name(one)}{', held out' * is_held_out}: {len(ids)} tokens")
         show_text(console, text)
         for column, value in {**row, "reference": reference}.items():
-            text_of_value = str(value)
-            more = "" if len(text_of_value) <= LONGEST_VALUE else "..."
             style = "green" if column == "reference" else "dim"
-            show_text(console, f"{column}: {text_of_value[:LONGEST_VALUE]}{more}", style)
+            show_text(console, f"{column}: {short(str(value), LONGEST_VALUE)}", style)
         shown.append(
             {
                 "case": one.number,

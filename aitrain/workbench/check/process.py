@@ -16,13 +16,13 @@ import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from aitrain.errors import Interrupted
+from aitrain.events import Note
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.execution.user_code import stack_of_dump, users_line
 from aitrain.options.train import TrainConfig
@@ -79,36 +79,24 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
 FAST_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class FastCheck:
-    """What the fast checks have found."""
-
-    lines: list[str]
-    """The findings for the user, without those that are only worth knowing; a count if there are none, or if not all
-    checks were made."""
-    is_clean: bool
-    """Whether all checks were made and have nothing to say."""
-    all_failed: str = ""
-    """The first failure, if every episode failed."""
-
-
-def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastCheck:
-    """Run the fast checks for a few seconds. Nothing that goes wrong here ends the run."""
+def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> tuple[list[Note], str]:
+    """Run the fast checks for a few seconds; returns the findings, without those that are only worth knowing, or what
+    is well, and if every episode failed, the first failure. Nothing that goes wrong here ends the run."""
     request = {"options": config.model_dump(mode="json", exclude_unset=True), "seconds": seconds}
     messages = messages_of(request, {"HF_HUB_OFFLINE": "1"})  # what the run has downloaded is in the cache
     document = report(messages, lambda _: None)
     checks, reason = document["checks"], document.get("error", "").partition("\n")[0]
-    lines = [
-        " ".join(f"Environment check {check['name']}: {one['what']} {one['fix']}".split())
+    notes = [
+        Note(" ".join(f"Environment check {check['name']}: {one['what']} {one['fix']}".split()))
         for check in checks
         for one in check["findings"]
         if one["level"] != "info"
     ]
-    is_clean = not (reason or lines)
-    if reason or is_clean:
+    if reason or not notes:
         passed = sum(not (check["skipped"] or check["findings"]) for check in checks)
-        lines.append(f"Environment checks: {passed} passed{', the others not made: ' * bool(reason)}{reason}.")
-    return FastCheck(lines, is_clean, document.get("all_failed") or "")
+        text = f"Environment checks: {passed} passed{', the others not made: ' * bool(reason)}{reason}."
+        notes.append(Note(text, "warning" if reason else "info"))
+    return notes, document.get("all_failed") or ""
 
 
 # -- the report

@@ -156,11 +156,10 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
         failure = episode.result.failure
         if failure is None or NO_MODEL in failure.message:
             continue
-        first, *more = f"{failure.place} {failure.message}".split("\n")
         is_of_service = failure.kind == "server"  # which says nothing about the reply
-        place = failure.kind if is_of_service else "".join(more) or failure.place
+        place = failure.kind if is_of_service else failure.message.partition("\n")[2] or failure.place
         fix = OWN_STATE if RAN_BESIDE in failure.message else REMEDIES.get(failure.kind, CATCH)
-        what = "\n".join([f"{first}, for {_last_reply(episode)}.", *more])
+        what = f"For {_last_reply(episode)}: {failure.place} {failure.message}"
         level: Level = "warning" if is_of_service else "fail"
         found.setdefault(place, EnvFinding(level, what, MISSING, fix, episode.case.case_idx))
     yield from list(found.values())[:MOST_FINDINGS]
