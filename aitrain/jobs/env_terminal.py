@@ -4,8 +4,6 @@ The process has the terminal of the command, so that breakpoint() and input() wo
 the environment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -27,7 +25,6 @@ from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.loader import load_env, locate_environments
 from aitrain.environment.requirements import requirements_of
-from aitrain.environment.runner import AbsentModel
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, errors_of
@@ -51,10 +48,6 @@ Document = dict[str, object]
 NO_DEADLINE = 1e9
 """Seconds of a call of the environment, which may wait in the debugger."""
 
-NO_MODEL = AbsentModel(why="it is where it is trained; an environment that asks it cannot be served")
-
-Say = Callable[[str], object]
-
 
 def main(request: Request) -> int:
     """Do what the request says; returns the exit code."""
@@ -74,9 +67,8 @@ def _play(request: Request) -> Document:
     signal.signal(signal.SIGINT, lambda *of_signal: signal.default_int_handler(*of_signal))
     options = PlayOptions(**request["play"])
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
-    tokenizer = LazyTokenizer(config)
-    opened, is_written = open_environment(config, tokenizer), options.policy != "model"
-    rollout = written_rollout(opened, tokenizer, options) if is_written else _policy_rollout(opened)
+    opened = open_environment(config, LazyTokenizer(config))
+    rollout = _policy_rollout(opened) if options.policy == "model" else written_rollout(opened, options)
     return play(opened, rollout, options)
 
 
@@ -121,7 +113,7 @@ def _rescore(request: Request) -> Document:
             for record in read_rollouts(Path(wanted["run"]))
             if name in ("", record.environment) and (step is None or (record.step == step and not record.eval_phase))
         )
-        episodes += rescore(opened, tokenizer, records, first)
+        episodes += rescore(opened, records, first)
         first += len(opened.all_cases)
     if not episodes:
         raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
@@ -154,22 +146,21 @@ def _serve(request: Request) -> Document:
     description = describe(opened, config.model if tokenizer.is_loaded else None)
     runner = opened.runner
     runner.is_watched, runner.notify = False, say
-    runner.offer(NO_MODEL, tokenizer)
     if opened.note:
         say(opened.note)
     with closing(runner):
         service = EnvService(runner, opened.all_cases, description, **request["serve"])
-        asyncio.run(_serve_until_stopped(service, say))
+        asyncio.run(_serve_until_stopped(service))
     return {}
 
 
-async def _serve_until_stopped(service: EnvService, say: Say) -> None:
+async def _serve_until_stopped(service: EnvService) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, service.stop.set)
 
     def on_ready(url: str) -> None:
-        say(f"{service.description.name}: {len(service.cases)} cases. Ctrl-C ends the server.")
-        say(f"Train on it with: aitrain grpo --rl-env {url}")
+        print(f"{service.description.name}: {len(service.cases)} cases. Ctrl-C ends the server.")
+        print(f"Train on it with: aitrain grpo --rl-env {url}", flush=True)
 
     try:
         await service.serve(on_ready)

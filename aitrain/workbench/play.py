@@ -1,7 +1,5 @@
 """`aitrain env play`: one episode, played by a person, a scripted policy or a model, and its messages."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import defaultdict
@@ -16,7 +14,6 @@ from rich.text import Text
 
 from aitrain.environment.completion_parser import clean
 from aitrain.environment.contract import Case
-from aitrain.environment.runner import AbsentModel
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.rollout.engine import Decoding
@@ -40,7 +37,7 @@ class PlayOptions:
     script: str | None = None
     """File with the replies of the policy `script`."""
     as_json: bool = False
-    """Whether the episode is printed as JSON at its end, instead of turn by turn."""
+    """Whether the episode is printed as JSON at its end, instead of its messages."""
 
 
 def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions) -> dict[str, object]:
@@ -101,7 +98,7 @@ def case_name(case: Case) -> str:
     return f"case {case.number}" + ("" if str(case.case_idx) == str(case.number) else f" (case_idx {case.case_idx})")
 
 
-def written_rollout(opened: OpenedEnvironment, tokenizer: object, options: PlayOptions) -> Rollout:
+def written_rollout(opened: OpenedEnvironment, options: PlayOptions) -> Rollout:
     """Rollouts with the answers of a person or a scripted policy; `play` closes the environment.
 
     Raises:
@@ -126,7 +123,6 @@ def written_rollout(opened: OpenedEnvironment, tokenizer: object, options: PlayO
                 " replies."
             )
         policy = reference
-    opened.runner.offer(AbsentModel(why="a written episode has none"), tokenizer)
     return rollout_of(opened.runner, defaultdict(lambda: policy))
 
 

@@ -1,8 +1,6 @@
 """`aitrain env rescore`: applies today's scorer to the saved episodes of a run. Episodes of several turns are replayed
 with the saved answers, and count if the environment says what it said then."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +14,6 @@ from rich.console import Console
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case, as_messages, env_kind
-from aitrain.environment.runner import AbsentModel
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed, RunFailed
@@ -105,9 +102,7 @@ class SavedEpisode:
         return {**place, "case": record.row_number, "before": record.score, "after": self.after, **texts}
 
 
-def rescore(
-    opened: OpenedEnvironment, tokenizer: object, records: Iterable[RolloutRecord], first: int = 0
-) -> Iterator[SavedEpisode]:
+def rescore(opened: OpenedEnvironment, records: Iterable[RolloutRecord], first: int = 0) -> Iterator[SavedEpisode]:
     """Each episode with today's score, batch by batch. In a run with several environments, `first` is the number of
     this one's first row among all.
 
@@ -121,7 +116,6 @@ def rescore(
             raise ConfigError(
                 "rescore: saved episodes are replayed one by one, which neither score_group nor rollout allow"
             )
-        runner.offer(AbsentModel(why="saved episodes are scored without one"), tokenizer)
         while batch := [SavedEpisode(record, runner.environment, known) for record in islice(records, BATCH)]:
             ready = [one for one in batch if not one.problem]
             played = player.play([(one.case, one) for one in ready], [one.record.seed or 0 for one in ready])

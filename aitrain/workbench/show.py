@@ -1,7 +1,5 @@
 """`aitrain env show`: sample cases of an environment, as the model sees them."""
 
-from __future__ import annotations
-
 import os
 
 from rich.console import Console
@@ -15,7 +13,8 @@ from aitrain.execution.failure import as_failure
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.episodes import tool_name
-from aitrain.workbench.opening import OpenedEnvironment, spread
+from aitrain.ui.overview import evenly
+from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import case_name, chosen_case, show_heading, show_text
 from aitrain.workbench.player import reference_of
 
@@ -40,7 +39,7 @@ def show(
     """
     console = Console(highlight=False, quiet=as_json)
     environment, cases = opened.runner.environment, opened.all_cases
-    chosen = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
+    chosen = [chosen_case(cases, case)] if case is not None else evenly(cases, count)
     tools = _begun(opened, cases[0]).tools
     facts = {
         "class": opened.runner.label,

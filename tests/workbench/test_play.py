@@ -58,7 +58,7 @@ def played(environment: Any, turns: int = 3, **options: Any) -> str:
     opened = OpenedEnvironment(EnvRunner(environment, TrainConfig(rl_max_turns=turns)), cases())
     chosen = PlayOptions(**options)
     with redirect_stdout(io.StringIO()) as out:
-        play(opened, written_rollout(opened, None, chosen), chosen)
+        play(opened, written_rollout(opened, chosen), chosen)
     return out.getvalue()
 
 
@@ -115,7 +115,7 @@ def test_tools_and_what_the_environment_says_first_are_part_of_the_prompt() -> N
     assert "tools     add\n" in text
     assert '{"type": "function", "function": {"name": "add"' in text
     assert [line.split(" (")[0] for line in text.splitlines() if line.startswith("--")] == [
-        "-- case 0", "-- case 3", "-- case 6",
+        "-- case 0", "-- case 4", "-- case 9",
     ]  # fmt: skip
     assert "0?\n\nseed 0<|im_end|>" in shown(Talk(), case="0")
     with pytest.raises(ConfigError, match="rows are numbered from 0 to 2"):

@@ -52,8 +52,9 @@ def saved(
 def rescored(
     environment: Any, records: Sequence[RolloutRecord], of: Sequence[Case] | None = None
 ) -> list[SavedEpisode]:
-    opened = OpenedEnvironment(EnvRunner(environment, TrainConfig(rl_max_turns=4)), rows() if of is None else of)
-    return list(rescore(opened, "the tokenizer", records))
+    runner = EnvRunner(environment, TrainConfig(rl_max_turns=4))
+    runner.offer(None, "the tokenizer")
+    return list(rescore(OpenedEnvironment(runner, rows() if of is None else of), records))
 
 
 class Exact:

@@ -4,8 +4,6 @@ finds is shown, one line for each check.
 It sends what it finds through its standard output, one JSON line each. What the environment prints goes to a file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -108,22 +106,20 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
     document: Message = {"checks": [], "exit_code": 0}
     for message in messages:
         if opened := message.get("opened"):
-            held_out = f", {opened['held_out']} held out" if opened["held_out"] else ""
-            cases = f"{opened['cases']} case{'' if opened['cases'] == 1 else 's'}"
-            show(_plain(f"{opened['name']}: {cases}{held_out}\n{opened['note']}"))
+            show(_plain("{name}: {cases} cases, {held_out} held out\n{note}".format(**opened)))
         if result := message.get("result"):
             document["checks"].append(result)
             for line in _result_lines(result, is_verbose):
                 show(line)
         elif "running" not in message:
             document |= message
-    made = [one for one in document["checks"] if not one["skipped"]]
-    counts = Counter(finding["level"] for one in made for finding in one["findings"])
+    counts = Counter(finding["level"] for one in document["checks"] for finding in one["findings"])
     if counts["fail"] and "error" not in document:
         document["exit_code"] = 3
     if document["checks"]:
         named = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
-        checks = f"{len(made)} check{'' if len(made) == 1 else 's'} with {document.get('episodes', 0)} episodes"
+        made = sum(not one["skipped"] for one in document["checks"])
+        checks = f"{made} checks with {document.get('episodes', 0)} episodes"
         show(f"\n{checks}: {named or 'nothing found'}")
     return document
 

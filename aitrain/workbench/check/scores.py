@@ -1,7 +1,5 @@
 """Checks of scores: right answers earn them in any form, they repeat, and no reply breaks the scorer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import cycle, islice
@@ -103,7 +101,7 @@ def equivalent_answers(subject: Subject) -> Iterator[EnvFinding]:
         for case, script in subject.decided
         for name, form in equivalent_forms(script.replies[-1]).items()
     ]
-    worst = {kind.what: share for kind in earned(subject, forms) if (share := min(kind.shares)) < PASS}
+    worst = [kind.what for kind in earned(subject, forms) if min(kind.shares) < PASS]
     for name, case, script in forms:
         if name in worst:
             yield EnvFinding(
@@ -239,7 +237,7 @@ def model_use(subject: Subject) -> Iterator[EnvFinding]:
     if subject.model.used:
         yield EnvFinding(
             "warning" if named is None or "model" in named else "info",
-            f"score_episode uses the model ({subject.model.used[0]}). Scores that need it were not checked.",
+            f"score_episode uses the model ({', '.join(subject.model.used)}). Scores that need it were not checked.",
             "What the model says inside the scorer is not trained: only the first reply of a conversation learns.",
             "For a conversation write `episode` or `start`, in which every turn is trained.",
         )
