@@ -40,7 +40,7 @@ from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
 from aitrain.ui.output import run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
-from aitrain.workbench.play import PlayOptions, play, written_rollout
+from aitrain.workbench.play import play
 
 Request = dict[str, Any]
 Document = dict[str, object]
@@ -65,11 +65,8 @@ def main(request: Request) -> int:
 def _play(request: Request) -> Document:
     # at once: asyncio replaces Python's own handler by one that would wait for a person's answer
     signal.signal(signal.SIGINT, lambda *of_signal: signal.default_int_handler(*of_signal))
-    options = PlayOptions(**request["play"])
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
-    opened = open_environment(config, LazyTokenizer(config))
-    rollout = _policy_rollout(opened) if options.policy == "model" else written_rollout(opened, options)
-    return play(opened, rollout, options)
+    return play(open_environment(config, LazyTokenizer(config)), _policy_rollout, **request["play"])
 
 
 def _policy_rollout(opened: OpenedEnvironment) -> Rollout:

@@ -6,6 +6,7 @@ import io
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,7 +16,7 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.errors import ConfigError
 from aitrain.jobs.env_terminal import chat_of
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.play import PlayOptions, play, written_rollout
+from aitrain.workbench.play import play
 from aitrain.workbench.show import show
 from tests.rehearsal import call
 
@@ -56,9 +57,8 @@ class Add:
 
 def played(environment: Any, turns: int = 3, **options: Any) -> str:
     opened = OpenedEnvironment(EnvRunner(environment, TrainConfig(rl_max_turns=turns)), cases())
-    chosen = PlayOptions(**options)
     with redirect_stdout(io.StringIO()) as out:
-        play(opened, written_rollout(opened, chosen), chosen)
+        play(opened, mock.Mock(), **options)
     return out.getvalue()
 
 
