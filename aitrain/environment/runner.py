@@ -64,10 +64,13 @@ class AbsentModel:
         self, what: str = "model", why: str = "it is not in this process: use --rl-env-isolation thread"
     ) -> None:
         self._what, self._why = what, why
+        self.used = set[str]()
+        """What of it was asked for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        self.used.add(name)
         kind = AbsentModelError if self._what == "model" else EnvironmentFailed
         raise kind(f"The environment uses the {self._what} ({self._what}.{name}): {self._why}.")
 

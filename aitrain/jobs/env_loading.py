@@ -97,13 +97,13 @@ def check_environments(context: RunContext) -> None:
     for name, runner in context.runner.parts.items():
         if isinstance(runner.environment, ServedEnvironment):  # its server is shared
             continue
-        found = check_quickly(runner.config)
-        for line in found.lines:
-            context.note(f"{name}: {line}" if name else line, "info" if found.is_clean else "warning")
-        if found.all_failed and context.dry_run_of:
+        notes, failure = check_quickly(runner.config)
+        for note in notes:
+            context.note(f"{name}: {note.text}" if name else note.text, note.level)
+        if failure and context.dry_run_of:
             with errors_of(name):
                 raise EnvironmentFailed(
-                    f"Each of the episodes that were tried failed: {found.all_failed}\n"
+                    f"Each of the episodes that were tried failed: {failure}\n"
                     "A run whose held-out cases all fail ends before its first step. Try one: aitrain env play"
                 )
 

@@ -4,8 +4,6 @@ The process has the terminal of the command, so that breakpoint() and input() wo
 the environment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -27,7 +25,6 @@ from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.loader import load_env, locate_environments
 from aitrain.environment.requirements import requirements_of
-from aitrain.environment.runner import AbsentModel
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, errors_of
@@ -43,17 +40,13 @@ from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
 from aitrain.ui.output import run_job
 from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
-from aitrain.workbench.play import PlayOptions, play, written_rollout
+from aitrain.workbench.play import play
 
 Request = dict[str, Any]
 Document = dict[str, object]
 """What `--json` prints."""
 NO_DEADLINE = 1e9
 """Seconds of a call of the environment, which may wait in the debugger."""
-
-NO_MODEL = AbsentModel(why="it is where it is trained; an environment that asks it cannot be served")
-
-Say = Callable[[str], object]
 
 
 def main(request: Request) -> int:
@@ -72,12 +65,8 @@ def main(request: Request) -> int:
 def _play(request: Request) -> Document:
     # at once: asyncio replaces Python's own handler by one that would wait for a person's answer
     signal.signal(signal.SIGINT, lambda *of_signal: signal.default_int_handler(*of_signal))
-    options = PlayOptions(**request["play"])
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
-    tokenizer = LazyTokenizer(config)
-    opened, is_written = open_environment(config, tokenizer), options.policy != "model"
-    rollout = written_rollout(opened, tokenizer, options) if is_written else _policy_rollout(opened)
-    return play(opened, rollout, options)
+    return play(open_environment(config, LazyTokenizer(config)), _policy_rollout, **request["play"])
 
 
 def _policy_rollout(opened: OpenedEnvironment) -> Rollout:
@@ -106,13 +95,13 @@ def _show(request: Request) -> Document:
 
 
 def _rescore(request: Request) -> Document:
-    from aitrain.workbench.rescore import RescoredEpisode, report, rescore, show_report
+    from aitrain.workbench.rescore import SavedEpisode, report, rescore, show_report
 
     wanted = request["rescore"]
     step = wanted["step"]
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    sources, first, episodes = locate_environments(config), 0, list[RescoredEpisode]()
+    sources, first, episodes = locate_environments(config), 0, list[SavedEpisode]()
     for name, own in config.environments.items():
         with errors_of(name):
             opened = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config))
@@ -121,7 +110,7 @@ def _rescore(request: Request) -> Document:
             for record in read_rollouts(Path(wanted["run"]))
             if name in ("", record.environment) and (step is None or (record.step == step and not record.eval_phase))
         )
-        episodes += rescore(opened, tokenizer, records, first)
+        episodes += rescore(opened, records, first)
         first += len(opened.all_cases)
     if not episodes:
         raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
@@ -154,24 +143,21 @@ def _serve(request: Request) -> Document:
     description = describe(opened, config.model if tokenizer.is_loaded else None)
     runner = opened.runner
     runner.is_watched, runner.notify = False, say
-    runner.offer(NO_MODEL, tokenizer)
     if opened.note:
         say(opened.note)
     with closing(runner):
         service = EnvService(runner, opened.all_cases, description, **request["serve"])
-        asyncio.run(_serve_until_stopped(service, say))
+        asyncio.run(_serve_until_stopped(service))
     return {}
 
 
-async def _serve_until_stopped(service: EnvService, say: Say) -> None:
+async def _serve_until_stopped(service: EnvService) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, service.stop.set)
-    one = service.description
-    held_out = "" if one.held_out is None else f", {len(one.held_out)} held-out ones"
 
     def on_ready(url: str) -> None:
-        say(f"{one.name}: {len(one.rows)} cases{held_out}. Ctrl-C ends the server.")
-        say(f"Train on it with: aitrain grpo --rl-env {url}")
+        print(f"{service.description.name}: {len(service.cases)} cases. Ctrl-C ends the server.")
+        print(f"Train on it with: aitrain grpo --rl-env {url}", flush=True)
 
     try:
         await service.serve(on_ready)

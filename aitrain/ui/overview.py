@@ -332,7 +332,7 @@ def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
     """At most `most` items, evenly spread, with the first and the last one."""
     if len(items) <= most:
         return items
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+    return [items[round(place * (len(items) - 1) / max(1, most - 1))] for place in range(most)]
 
 
 def _bare(mean: float | None) -> IntervalValues | None:

@@ -2,8 +2,6 @@
 with its test from a template.
 """
 
-from __future__ import annotations
-
 import keyword
 import sys
 from collections.abc import Sequence
@@ -14,10 +12,15 @@ from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.dataset import build_cases, columns
 from aitrain.environment.loader import find_env, load_env
 from aitrain.environment.requirements import with_requirements
-from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.runner import AbsentModel, EnvRunner, start_runner
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.packages import installed
+
+NO_MODEL = (
+    "a training with --rl-env-isolation thread has it, and env play --model; an environment that asks it cannot be"
+    " served"
+)
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,6 @@ class OpenedEnvironment:
     def all_cases(self) -> list[Case]:
         """The cases of both datasets, by their numbers."""
         return [*self.cases, *self.held_out]
-
-
-def spread(cases: Sequence[Case], count: int) -> list[Case]:
-    """At most `count` cases, spread evenly over all."""
-    step = max(1.0, len(cases) / count)
-    return [cases[int(number * step)] for number in range(min(count, len(cases)))]
 
 
 def construct(config: TrainConfig) -> object:
@@ -67,7 +64,9 @@ def open_environment(config: TrainConfig, tokenizer: object, environment: object
     attributes = frozenset(getattr(environment, "__dict__", ()))
     cases, held_out = built = build_cases(environment, tokenizer)
     check_contract(environment, columns(built))
-    return OpenedEnvironment(start_runner(environment, config), cases, held_out, note, attributes)
+    runner = start_runner(environment, config)
+    runner.offer(AbsentModel(why=NO_MODEL), tokenizer)
+    return OpenedEnvironment(runner, cases, held_out, note, attributes)
 
 
 # -- a new one

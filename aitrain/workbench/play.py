@@ -1,11 +1,9 @@
 """`aitrain env play`: one episode, played by a person, a scripted policy or a model, and its messages."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,7 +14,6 @@ from rich.text import Text
 
 from aitrain.environment.completion_parser import clean
 from aitrain.environment.contract import Case
-from aitrain.environment.runner import AbsentModel
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.rollout.engine import Decoding
@@ -29,36 +26,32 @@ from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import EMPTY, JUNK, Conversation, Policy, Script, reference_of, rollout_of
 
 
-@dataclass(frozen=True)
-class PlayOptions:
-    """What is played, and who plays."""
-
-    case: str = "0"
-    """Number of the row, or its case_idx."""
-    seed: int = 0
-    policy: str = "person"
-    script: str | None = None
-    """File with the replies of the policy `script`."""
-    as_json: bool = False
-    """Whether the episode is printed as JSON at its end, instead of turn by turn."""
-
-
-def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions) -> dict[str, object]:
-    """Play one episode at the terminal; returns it for `--json`.
+def play(
+    opened: OpenedEnvironment,
+    rollout_of_model: Callable[[OpenedEnvironment], Rollout],
+    case: str = "0",
+    seed: int = 0,
+    policy: str = "person",
+    script: str | None = None,
+    as_json: bool = False,
+) -> dict[str, object]:
+    """Play one episode at the terminal; returns it for `--json`, which shows nothing. `case` is a row number or a
+    case_idx, `script` a file with the replies of the policy `script`.
 
     Raises:
-        ConfigError: there is no such case.
+        ConfigError: there is no such case, or the policy cannot play it.
         EnvironmentFailed: the environment failed.
     """
-    console = Console(highlight=False, quiet=options.as_json)
-    case = chosen_case(opened.all_cases, options.case)
-    title = f"{opened.runner.label}, {case_name(case)} of {len(opened.all_cases)}, seed {options.seed}"
+    console = Console(highlight=False, quiet=as_json)
+    chosen = chosen_case(opened.all_cases, case)
+    rollout = rollout_of_model(opened) if policy == "model" else written_rollout(opened, chosen, policy, script)
+    title = f"{opened.runner.label}, {case_name(chosen)} of {len(opened.all_cases)}, seed {seed}"
     show_text(console, title, "dim")
-    rollout.runner.part_of(case).policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
-    with closing(event_loop()) as loop, closing(rollout.runner):
-        (episode,) = loop.run(rollout.play([case], [options.seed], [options.seed], Decoding.SEEDED))
+    opened.runner.policy.restore({"mode": "serial"})  # nothing is watched: a debugger may trace it
+    with closing(event_loop()) as loop, closing(opened.runner):
+        (episode,) = loop.run(rollout.play([chosen], [seed], [seed], Decoding.SEEDED))
     said = episode.conversation
-    if options.policy == "person" and sys.stdin.isatty():  # who has seen all but what followed the last answer
+    if policy == "person" and sys.stdin.isatty():  # who has seen all but what followed the last answer
         said = unanswered(said) if episode.stop == "done" else []
     show_messages(console, said)
     stop, turns = episode.stop, len(episode.trajectory.turns)
@@ -71,10 +64,10 @@ def play(opened: OpenedEnvironment, rollout: Rollout, options: PlayOptions) -> d
     for name, value in metrics.items():
         show_text(console, f"      env/{name} {value:g}", "dim")
     return {
-        "case": case.number,
-        "case_idx": case.case_idx,
-        "seed": options.seed,
-        "policy": options.policy,
+        "case": chosen.number,
+        "case_idx": chosen.case_idx,
+        "seed": seed,
+        "policy": policy,
         "prompt": episode.prompt,
         "messages": episode.messages,
         "stop": stop,
@@ -101,23 +94,22 @@ def case_name(case: Case) -> str:
     return f"case {case.number}" + ("" if str(case.case_idx) == str(case.number) else f" (case_idx {case.case_idx})")
 
 
-def written_rollout(opened: OpenedEnvironment, tokenizer: object, options: PlayOptions) -> Rollout:
+def written_rollout(opened: OpenedEnvironment, case: Case, policy: str, script: str | None) -> Rollout:
     """Rollouts with the answers of a person or a scripted policy; `play` closes the environment.
 
     Raises:
-        ConfigError: there is no such case, or the policy cannot play it.
+        ConfigError: the policy cannot play the case.
         EnvironmentFailed: `reference` failed.
     """
-    policy: Policy = {"empty": EMPTY, "junk": JUNK}.get(options.policy, Person(Console(highlight=False)))
-    if options.script is not None:
+    player: Policy = {"empty": EMPTY, "junk": JUNK}.get(policy, Person(Console(highlight=False)))
+    if script is not None:
         try:
-            text = Path(options.script).read_text(encoding="utf-8")
+            text = Path(script).read_text(encoding="utf-8")
             replies = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--script: {options.script} cannot be read: {error}") from None
-        policy = Script(tuple(map(str, replies)))
-    elif options.policy == "reference":
-        case = chosen_case(opened.all_cases, options.case)
+            raise ConfigError(f"--script: {script} cannot be read: {error}") from None
+        player = Script(tuple(map(str, replies)))
+    elif policy == "reference":
         reference = reference_of(opened.runner.environment, case)
         if reference is None:
             raise ConfigError(
@@ -125,9 +117,8 @@ def written_rollout(opened: OpenedEnvironment, tokenizer: object, options: PlayO
                 f" {case.case_idx}\nGive it a method reference(self, case_idx) that returns a reply, or a list of"
                 " replies."
             )
-        policy = reference
-    opened.runner.offer(AbsentModel(why="a written episode has none"), tokenizer)
-    return rollout_of(opened.runner, defaultdict(lambda: policy))
+        player = reference
+    return rollout_of(opened.runner, defaultdict(lambda: player))
 
 
 # -- a person

@@ -1,13 +1,11 @@
 """`aitrain env rescore`: applies today's scorer to the saved episodes of a run. Episodes of several turns are replayed
 with the saved answers, and count if the environment says what it said then."""
 
-from __future__ import annotations
-
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from statistics import fmean
 from typing import Any
@@ -16,7 +14,6 @@ from rich.console import Console
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case, as_messages, env_kind
-from aitrain.environment.runner import AbsentModel
 from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed, RunFailed
@@ -31,22 +28,61 @@ from aitrain.workbench.player import Conversation, Player
 BATCH = 256
 EXCERPT = 400
 """Characters that are shown of an answer."""
-DIFFERENT = "the environment or a tool answered differently"
+DIFFERENT = "the environment or a tool answered differently, or had failed"
 
 
-@dataclass(frozen=True)
-class RescoredEpisode:
-    """A saved episode, and today's score."""
+class SavedEpisode:
+    """A policy that gives the answers of a record; with today's score, once they were replayed."""
 
-    record: RolloutRecord
-    """With the score then, and without the conversation, as a run may have many."""
     after: float | None = None
-    problem: str = ""
-    """Why it could not be scored again; empty if it was, or if today's scorer failed."""
-    failure: str = ""
+    """Today's score."""
+    failure = ""
     """Why today's scorer gave no score."""
-    is_from_record: bool = False
-    """Whether its case is not in today's dataset, so that it was scored with the saved row."""
+    problem = ""
+    """Why it cannot be scored again; empty if it can."""
+
+    def __init__(self, record: RolloutRecord, environment: object, known: Mapping[int, Case]) -> None:
+        """`known` are today's cases, by their numbers."""
+        self.record = record
+        asked = len(as_messages(record.prompt))
+        self.answers = [message for message in record.messages[asked:] if message.get("role") == "assistant"]
+        number = -1 if record.row_number is None else record.row_number
+        self.case = Case(record.case_idx, record.prompt, {**record.row, "prompt": record.prompt}, number)
+        today = known.get(number)
+        self.is_from_record = True
+        """Whether its case is not in today's dataset, so that it is scored with the saved row."""
+        if today and to_jsonable(today.prompt) == record.prompt and row_columns(today.row) == record.row:
+            self.case, self.is_from_record = today, False
+        if not self.answers:
+            self.problem = "it has no answer"
+        elif env_kind(environment) == "score_episode" and record.stop == "truncated":
+            self.problem = "it was cut off after a tool call"
+        elif self.is_from_record and isinstance(environment, ServedEnvironment):
+            self.problem = "its row is not in the dataset of the environment's server, which scores no other rows"
+        elif self.is_from_record and any(str(value).startswith("(left out: ") for value in record.row.values()):
+            self.problem = "a column was too long to be saved, and the row is not in today's dataset"
+
+    def __call__(self, said: Conversation) -> Message | None:
+        """The next recorded answer; None after the last one, and where the conversations part."""
+        has_answer = said.answers < len(self.answers) and self._agrees(said.messages)
+        return self.answers[said.answers] if has_answer else None
+
+    def _agrees(self, said: Sequence[Message]) -> bool:
+        """Whether a conversation is the record, or the beginning of one of them is the other."""
+        return all(to_jsonable(one) == other for one, other in zip(said, self.record.messages, strict=False))
+
+    def take(self, replayed: Episode) -> None:
+        """Take today's score of the replayed episode, if it is one of the recorded episode."""
+        said, recorded, stop = replayed.as_member.messages, self.record.messages, self.record.stop
+        failure, is_cut_off = replayed.result.failure, stop in ("max_turns", "truncated")
+        may_go_on = is_cut_off or stop in ("env_error", "env_timeout")
+        has_ended = is_cut_off != (replayed.stop == "done")  # where a limit was, the environment goes on
+        is_same = has_ended and (len(said) == len(recorded) or (len(said) > len(recorded) and may_go_on))
+        if self._agrees(said) and (is_same or failure):  # whose score is missing, which is a result
+            self.after = replayed.result.score
+            self.failure = f"{failure.place} {failure.message}".strip() if failure else ""
+        else:
+            self.problem = DIFFERENT
 
     @property
     def change(self) -> float:
@@ -66,9 +102,7 @@ class RescoredEpisode:
         return {**place, "case": record.row_number, "before": record.score, "after": self.after, **texts}
 
 
-def rescore(
-    opened: OpenedEnvironment, tokenizer: object, records: Iterable[RolloutRecord], first: int = 0
-) -> Iterator[RescoredEpisode]:
+def rescore(opened: OpenedEnvironment, records: Iterable[RolloutRecord], first: int = 0) -> Iterator[SavedEpisode]:
     """Each episode with today's score, batch by batch. In a run with several environments, `first` is the number of
     this one's first row among all.
 
@@ -82,77 +116,21 @@ def rescore(
             raise ConfigError(
                 "rescore: saved episodes are replayed one by one, which neither score_group nor rollout allow"
             )
-        runner.offer(AbsentModel(why="saved episodes are scored without one"), tokenizer)
-        while batch := [Replay(record, runner.environment, known) for record in islice(records, BATCH)]:
-            ready = [replay for replay in batch if not replay.problem]
-            seeds = [replay.record.seed or 0 for replay in ready]
-            played = iter(player.play([(replay.case, replay) for replay in ready], seeds))
-            for replay in batch:
-                record = replace(replay.record, row={}, tools=[], messages=[], turns=(), rendered_prompt="")
-                episode = None if replay.problem else next(played)
-                problem = replay.problem if episode is None else replay.problem_with(episode)
-                if episode is None or problem:
-                    yield RescoredEpisode(record, problem=problem)
-                    continue
-                failure = episode.result.failure
-                why = f"{failure.place} {failure.message}".strip() if failure else ""
-                yield RescoredEpisode(record, episode.result.score, "", why, replay.is_from_record)
-
-
-class Replay:
-    """A policy that gives the answers of a record."""
-
-    def __init__(self, record: RolloutRecord, environment: object, known: Mapping[int, Case]) -> None:
-        """`known` are today's cases, by their numbers."""
-        self.record = record
-        asked = len(as_messages(record.prompt))
-        self.answers = [message for message in record.messages[asked:] if message.get("role") == "assistant"]
-        number = -1 if record.row_number is None else record.row_number
-        self.case = Case(record.case_idx, record.prompt, {**record.row, "prompt": record.prompt}, number)
-        today = known.get(number)
-        self.is_from_record = True
-        if today and to_jsonable(today.prompt) == record.prompt and row_columns(today.row) == record.row:
-            self.case, self.is_from_record = today, False
-        is_cut = env_kind(environment) == "score_episode" and record.stop == "truncated"
-        self.problem = ""
-        """Why the record cannot be scored again; empty if it can."""
-        if not self.answers:
-            self.problem = "it has no answer"
-        elif is_cut and record.messages[-1].get("tool_calls"):
-            self.problem = "it was cut off after a tool call"
-        elif self.is_from_record and isinstance(environment, ServedEnvironment):
-            self.problem = "its row is not in the dataset of the environment's server, which scores no other rows"
-        elif self.is_from_record and any(str(value).startswith("(left out: ") for value in record.row.values()):
-            self.problem = "a column was too long to be saved, and the row is not in today's dataset"
-
-    def __call__(self, said: Conversation) -> Message | None:
-        """The next recorded answer; None after the last one, and where the conversations part."""
-        has_answer = said.answers < len(self.answers) and self._agrees(said.messages)
-        return self.answers[said.answers] if has_answer else None
-
-    def _agrees(self, said: Sequence[Message]) -> bool:
-        """Whether a conversation is the record, or the beginning of one of them is the other."""
-        return all(to_jsonable(one) == other for one, other in zip(said, self.record.messages, strict=False))
-
-    def problem_with(self, episode: Episode) -> str:
-        """Why the score of the replayed episode is not one of the recorded episode; empty if it is."""
-        said, recorded, stop = episode.as_member.messages, self.record.messages, self.record.stop
-        if not self._agrees(said):
-            return DIFFERENT
-        if episode.result.failure is not None:
-            return ""  # its score is missing, which is a result
-        is_done = episode.stop == "done"
-        if stop in ("env_error", "env_timeout") and len(said) >= len(recorded):
-            return "" if is_done else "a failure of the environment had cut it off"
-        if stop in ("max_turns", "truncated"):  # the environment would have gone on
-            return DIFFERENT if is_done or len(said) < len(recorded) else ""
-        return "" if is_done and len(said) == len(recorded) else DIFFERENT
+        while batch := [SavedEpisode(record, runner.environment, known) for record in islice(records, BATCH)]:
+            ready = [one for one in batch if not one.problem]
+            played = player.play([(one.case, one) for one in ready], [one.record.seed or 0 for one in ready])
+            for one, replayed in zip(ready, played, strict=True):
+                one.take(replayed)
+            for one in batch:  # a run may have many
+                one.record = replace(one.record, row={}, tools=[], messages=[], turns=(), rendered_prompt="")
+                del one.answers, one.case
+            yield from batch
 
 
 # -- the report
 
 
-def report(episodes: Sequence[RescoredEpisode], most: int) -> dict[str, Any]:
+def report(episodes: Sequence[SavedEpisode], most: int) -> dict[str, Any]:
     """What a rescoring found, as a JSON object: means before and after, for training and each scoring of the held-out
     cases, and of several environments for each; the `most` changed episodes, and what could not be scored again.
 
@@ -167,19 +145,20 @@ def report(episodes: Sequence[RescoredEpisode], most: int) -> dict[str, Any]:
         if failures:
             raise EnvironmentFailed(f"{none}; {failures[0][1]} failed:\n{failures[0][0]}")
         raise RunFailed(f"{none}: {problems[0][0] if problems else 'the score is None'}")
-    by_phase: dict[str, list[RescoredEpisode]] = {}
+    by_phase = defaultdict[str, list[SavedEpisode]](list)
     for one in episodes:
         phase = f"held-out, {one.record.eval_phase.replace('_', ', ')}" if one.record.eval_phase else "training"
-        by_phase.setdefault(", ".join(filter(None, (phase, one.record.environment))), []).append(one)
+        by_phase[", ".join(filter(None, (phase, one.record.environment)))].append(one)
     phases = dict[str, dict[str, Any]]()
     for phase, own in by_phase.items():
         scores = [(one.record.score, one.after) for one in own]
         pairs = [(before, after) for before, after in scores if before is not None and after is not None]
+        before, after = map(fmean, zip(*pairs, strict=True)) if pairs else (None, None)
         phases[phase] = {
             "episodes": len(own),
             "compared": len(pairs),
-            "mean_before": fmean(before for before, _ in pairs) if pairs else None,
-            "mean_after": fmean(after for _, after in pairs) if pairs else None,
+            "mean_before": before,
+            "mean_after": after,
             "changed": sum(one.change != 0 for one in own),
         }
     # scores that appeared or vanished come first
@@ -188,7 +167,7 @@ def report(episodes: Sequence[RescoredEpisode], most: int) -> dict[str, Any]:
         "episodes": len(episodes),
         "not_rescored": dict(problems),
         "failed": dict(failures),
-        "scored_with_saved_rows": sum(one.is_from_record for one in episodes),
+        "scored_with_saved_rows": sum(one.is_from_record and not one.problem for one in episodes),
         "phases": phases,
         "most_changed": [to_jsonable(one.to_json()) for one in changed],
     }

@@ -1,11 +1,10 @@
 """`aitrain env show`: sample cases of an environment, as the model sees them."""
 
-from __future__ import annotations
-
 import os
 
 from rich.console import Console
 
+from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case
 from aitrain.environment.rollout_session import session_for
 from aitrain.environment.session import EnvResponse
@@ -14,7 +13,8 @@ from aitrain.execution.failure import as_failure
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.environment_source import files_of
 from aitrain.ui.episodes import tool_name
-from aitrain.workbench.opening import OpenedEnvironment, spread
+from aitrain.ui.overview import evenly
+from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import case_name, chosen_case, show_heading, show_text
 from aitrain.workbench.player import reference_of
 
@@ -39,7 +39,7 @@ def show(
     """
     console = Console(highlight=False, quiet=as_json)
     environment, cases = opened.runner.environment, opened.all_cases
-    chosen = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
+    chosen = [chosen_case(cases, case)] if case is not None else evenly(cases, count)
     tools = _begun(opened, cases[0]).tools
     facts = {
         "class": opened.runner.label,
@@ -62,17 +62,15 @@ def show(
         row = {name: value for name, value in one.row.items() if name != "prompt"}
         try:
             script = reference_of(environment, one)
-            reference = "none" if script is None else "\n           ".join(script.replies)
+            reference = "none" if script is None else "\n".join(script.replies)
         except EnvironmentFailed as error:  # such as for held-out cases, which many methods do not know
             reference = str(error)
         console.print()
         show_heading(console, f"{case_name(one)}{', held out' * is_held_out}: {len(ids)} tokens")
         show_text(console, text)
         for column, value in {**row, "reference": reference}.items():
-            text_of_value = str(value)
-            more = "" if len(text_of_value) <= LONGEST_VALUE else "..."
             style = "green" if column == "reference" else "dim"
-            show_text(console, f"{column}: {text_of_value[:LONGEST_VALUE]}{more}", style)
+            show_text(console, f"{column}: {short(str(value), LONGEST_VALUE)}", style)
         shown.append(
             {
                 "case": one.number,

@@ -11,7 +11,7 @@ from typing import Any
 from aitrain import TrainConfig
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.served_environment import ServedEnvironment, connect
-from aitrain.jobs.env_terminal import NO_MODEL, describe
+from aitrain.jobs.env_terminal import describe
 from aitrain.workbench.opening import open_environment
 
 
@@ -22,7 +22,6 @@ class Running:
         opened = open_environment(TrainConfig(**options), None, environment)
         self.runner = opened.runner
         self.runner.is_watched = False
-        self.runner.offer(NO_MODEL, None)
         self.service = EnvService(self.runner, opened.all_cases, describe(opened, None))
         self.service.port = port
         self.url, self._ready = "", threading.Event()

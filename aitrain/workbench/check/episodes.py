@@ -2,8 +2,6 @@
 of it.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -51,13 +49,12 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
     wanted = batch.completions_per_step // batch.processes
     count = max(1, min(wanted, int(BUDGET / max(subject.episode_seconds, 1e-6))))
     start = time.monotonic()
-    played = subject.replay(islice(cycle(subject.pairs), count), count)
+    subject.replay(islice(cycle(subject.pairs), count), count)
     seconds = (time.monotonic() - start) * wanted / count
     if seconds > SLOW:
         yield EnvFinding(
             "warning",
-            f"The environment adds {seconds:.2g} seconds to each step of {wanted} episodes; the slowest took"
-            f" {max(episode.seconds for episode in played):.2g} seconds.",
+            f"The environment adds {seconds:.2g} seconds to each step of {wanted} episodes.",
             "The GPU waits for it in every step.",
             "Load data once in __init__; await what takes long in an `async def`, where time.sleep or requests block"
             " all others; use --rl-env-isolation process for code that computes.",
@@ -131,8 +128,8 @@ EFFECTS = (
 
 def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     """A few episodes, played in threads, leave the process as it was, need no network, and set no signal handlers."""
-    if subject.config.rl_env_isolation == "process":
-        raise NotCheckedError("episodes run in processes of their own")
+    if subject.player.runner.is_served or subject.config.rl_env_isolation == "process":
+        raise NotCheckedError("episodes run in other processes")
     addresses, threads, set_handler = list[str](), list[str](), signal.signal
     cases = subject.chosen[:CASES]
     pairs = [(case, policy) for case in cases for policy in (subject.reference(case), JUNK, EMPTY) if policy]
@@ -148,13 +145,15 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     signal.signal = noted  # type: ignore[assignment]
     subject.player.play(pairs)
     signal.signal = set_handler
-    end, changes = time.monotonic() + SETTLE, ["not looked yet"]
-    while any(changes) and time.monotonic() < end:
-        time.sleep(0.02)
+
+    def changes() -> list[str]:
         looks = [(effect.look(), parts) for effect, parts in zip(EFFECTS, before, strict=True)]
-        changed = [[name for name, part in now.items() if parts.get(name) != part] for now, parts in looks]
-        changes = [",".join(names[:3]) for names in changed]
-    for effect, names in zip(EFFECTS, changes, strict=True):
+        return [",".join([name for name in now if parts.get(name) != now[name]][:3]) for now, parts in looks]
+
+    end = time.monotonic() + SETTLE
+    while any(changes()) and time.monotonic() < end:
+        time.sleep(0.02)
+    for effect, names in zip(EFFECTS, changes(), strict=True):
         if names:
             yield EnvFinding("warning", f"Episodes {effect.what}{names}.", effect.why, effect.fix)
     if addresses:

@@ -1,7 +1,5 @@
 """Replies that should earn little or nothing: each probe is a row of replies, thresholds, text and remedy."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

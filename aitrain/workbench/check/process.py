@@ -4,8 +4,6 @@ finds is shown, one line for each check.
 It sends what it finds through its standard output, one JSON line each. What the environment prints goes to a file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -16,13 +14,13 @@ import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from aitrain.errors import Interrupted
+from aitrain.events import Note
 from aitrain.execution.process_tree import ProcessTree
 from aitrain.execution.user_code import stack_of_dump, users_line
 from aitrain.options.train import TrainConfig
@@ -79,36 +77,24 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
 FAST_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class FastCheck:
-    """What the fast checks have found."""
-
-    lines: list[str]
-    """The findings for the user, without those that are only worth knowing; a count if there are none, or if not all
-    checks were made."""
-    is_clean: bool
-    """Whether all checks were made and have nothing to say."""
-    all_failed: str = ""
-    """The first failure, if every episode failed."""
-
-
-def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> FastCheck:
-    """Run the fast checks for a few seconds. Nothing that goes wrong here ends the run."""
+def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> tuple[list[Note], str]:
+    """Run the fast checks for a few seconds; returns the findings, without those that are only worth knowing, or what
+    is well, and if every episode failed, the first failure. Nothing that goes wrong here ends the run."""
     request = {"options": config.model_dump(mode="json", exclude_unset=True), "seconds": seconds}
     messages = messages_of(request, {"HF_HUB_OFFLINE": "1"})  # what the run has downloaded is in the cache
     document = report(messages, lambda _: None)
     checks, reason = document["checks"], document.get("error", "").partition("\n")[0]
-    lines = [
-        " ".join(f"Environment check {check['name']}: {one['what']} {one['fix']}".split())
+    notes = [
+        Note(" ".join(f"Environment check {check['name']}: {one['what']} {one['fix']}".split()))
         for check in checks
         for one in check["findings"]
         if one["level"] != "info"
     ]
-    is_clean = not (reason or lines)
-    if reason or is_clean:
+    if reason or not notes:
         passed = sum(not (check["skipped"] or check["findings"]) for check in checks)
-        lines.append(f"Environment checks: {passed} passed{', the others not made: ' * bool(reason)}{reason}.")
-    return FastCheck(lines, is_clean, document.get("all_failed") or "")
+        text = f"Environment checks: {passed} passed{', the others not made: ' * bool(reason)}{reason}."
+        notes.append(Note(text, "warning" if reason else "info"))
+    return notes, document.get("all_failed") or ""
 
 
 # -- the report
@@ -120,22 +106,20 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
     document: Message = {"checks": [], "exit_code": 0}
     for message in messages:
         if opened := message.get("opened"):
-            held_out = f", {opened['held_out']} held out" if opened["held_out"] else ""
-            cases = f"{opened['cases']} case{'' if opened['cases'] == 1 else 's'}"
-            show(_plain(f"{opened['name']}: {cases}{held_out}\n{opened['note']}"))
+            show(_plain("{name}: {cases} cases, {held_out} held out\n{note}".format(**opened)))
         if result := message.get("result"):
             document["checks"].append(result)
             for line in _result_lines(result, is_verbose):
                 show(line)
         elif "running" not in message:
             document |= message
-    made = [one for one in document["checks"] if not one["skipped"]]
-    counts = Counter(finding["level"] for one in made for finding in one["findings"])
+    counts = Counter(finding["level"] for one in document["checks"] for finding in one["findings"])
     if counts["fail"] and "error" not in document:
         document["exit_code"] = 3
     if document["checks"]:
         named = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
-        checks = f"{len(made)} check{'' if len(made) == 1 else 's'} with {document.get('episodes', 0)} episodes"
+        made = sum(not one["skipped"] for one in document["checks"])
+        checks = f"{made} checks with {document.get('episodes', 0)} episodes"
         show(f"\n{checks}: {named or 'nothing found'}")
     return document
 

@@ -1,7 +1,5 @@
 """All checks, in the order in which they run; and the process that runs them, see process.py."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import math
@@ -14,7 +12,6 @@ from dataclasses import asdict, dataclass
 
 from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
-from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.errors import AitrainError, ConfigError, did_you_mean, to_aitrain_error
 from aitrain.execution.user_code import describe_error
 from aitrain.options.reading import resolve
@@ -33,7 +30,6 @@ PATIENCE = 100.0
 deadline."""
 FAST_SAMPLE = 4
 """Cases that are played before a training."""
-Send = Callable[[Message], None]
 
 
 @dataclass(frozen=True)
@@ -48,15 +44,13 @@ class EnvCheck:
     """Whether it plays for scores; otherwise it runs also where there are none."""
     is_fast: bool = False
     """Whether it runs before every training."""
-    of_process: bool = False
-    """Whether it looks at the environment's own process, which is elsewhere if a server has the environment."""
 
 
 CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, False, is_fast=True),
     # first of those that play: what an environment changes only once would not be seen later
-    EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects, of_process=True),
-    EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, False, of_process=True),
+    EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects),
+    EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, False),
     EnvCheck("model-use", "the scorer does not generate", scores.model_use, False),
     EnvCheck("repeatable", "the same replies get the same score, also at the same time", scores.repeatable),
     EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
@@ -75,7 +69,7 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection),
     EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end),
     EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions, is_fast=True),
-    EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, False, of_process=True),
+    EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, False),
 )
 
 
@@ -97,8 +91,6 @@ def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
     """Run a check; it is skipped if there is no time for it, or the environment has not what it needs."""
     found, skipped = list[EnvFinding](), ""
     try:
-        if check.of_process and isinstance(subject.environment, ServedEnvironment):
-            raise NotCheckedError("seen only where the environment runs: check it there")
         if check.needs_scores and subject.model.used:
             raise NotCheckedError("the scorer uses the model")
         if check.needs_scores and model_judge.not_asked:
@@ -118,7 +110,7 @@ def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
 # -- the process
 
 
-def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], object]) -> None:
+def check(request: Message, send: Callable[[Message], None], tokenizer_of: Callable[[TrainConfig], object]) -> None:
     """Construct the environment and run the checks; those before a training have `seconds`.
 
     Raises:
@@ -126,18 +118,17 @@ def check(request: Message, send: Send, tokenizer_of: Callable[[TrainConfig], ob
     """
     options, is_fast = request["options"], "seconds" in request
     config = resolve(TrainConfig, None, {"rl_env_timeout": CALL_SECONDS, **options})
-    tokenizer = tokenizer_of(config)
-    opened = open_environment(config, tokenizer)
+    opened = open_environment(config, tokenizer_of(config))
     environment = opened.runner.environment
-    if request.get("digests"):
-        send({"digests": rows.digests(environment, opened.cases), "episodes": 0})
+    if request.get("digest"):
+        send({"digest": rows.digest(environment, opened.cases), "episodes": 0})
         return
     checks = [one for one in CHECKS if one.is_fast] if is_fast else chosen(request["only"])
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
     note = "\n".join(filter(None, (opened.note, dataset_note(environment), *quiet)))
     facts = {"name": opened.runner.label, "cases": len(opened.cases), "held_out": len(opened.held_out)}
     send({"opened": {**facts, "note": note}})
-    with closing(Subject(opened, tokenizer, FAST_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
+    with closing(Subject(opened, FAST_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
         for one in checks:
             send({"running": one.name})
             send({"result": asdict(run_check(subject, one))})

@@ -1,7 +1,5 @@
 """Replies that probe a scorer: without content, hostile, or derived from a reference or a prompt."""
 
-from __future__ import annotations
-
 import re
 from string import ascii_lowercase, ascii_uppercase, digits
 

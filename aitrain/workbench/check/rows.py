@@ -1,21 +1,19 @@
 """Checks of the dataset's rows, which play nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.dataset import canonical_text
+from aitrain.ui.overview import evenly
 from aitrain.workbench.check.process import messages_of
 from aitrain.workbench.check.replies import same_answer, text_of
 from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject
-from aitrain.workbench.opening import spread
 from aitrain.workbench.player import reference_of
 
 ROWS, REFERENCES = 2000, 64
@@ -67,26 +65,25 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     Raises:
         NotCheckedError: it failed.
     """
-    request = {"options": subject.config.model_dump(mode="json", exclude_unset=True), "digests": True}
+    request = {"options": subject.config.model_dump(mode="json", exclude_unset=True), "digest": True}
     *_, message = messages_of(request, {"PYTHONHASHSEED": HASH_SEED})
     if "error" in message:
         raise NotCheckedError(short(f"a fresh process failed: {message['error']}", 200))
-    here, there = digests(subject.environment, subject.cases), message["digests"]
-    if count := sum(one != other for one, other in zip_longest(here, there)):
+    if digest(subject.environment, subject.cases) != message["digest"]:
         yield EnvFinding(
             "warning",
-            f"{count} of {len(here)} rows and references differ in a fresh process with another PYTHONHASHSEED.",
+            "Rows or references differ in a fresh process with another PYTHONHASHSEED.",
             "A resumed run continues with other cases, processes of a run score other answers, and scores of two runs"
             " cannot be compared. (Training sets PYTHONHASHSEED=0.)",
             "Use random.Random(seed) with a fixed seed, and sorted(...) where a set or a dict of sets is listed.",
         )
 
 
-def digests(environment: object, cases: Sequence[Case]) -> list[str]:
-    """Digests of the first rows, and of references that are spread over the dataset."""
-    scripts = [reference_of(environment, case) for case in spread(cases, REFERENCES)]
+def digest(environment: object, cases: Sequence[Case]) -> str:
+    """A digest of the first rows, and of references that are spread over the dataset."""
+    scripts = [reference_of(environment, case) for case in evenly(cases, REFERENCES)]
     values = [*(case.row for case in cases[:ROWS]), *(script and script.replies for script in scripts)]
-    return [hashlib.sha256(canonical_text(value).encode(errors="replace")).hexdigest()[:16] for value in values]
+    return hashlib.sha256(canonical_text(values).encode(errors="replace")).hexdigest()
 
 
 def duplicates(subject: Subject) -> Iterator[EnvFinding]:

@@ -1,7 +1,5 @@
 """Checks of scores: right answers earn them in any form, they repeat, and no reply breaks the scorer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import cycle, islice
@@ -103,7 +101,7 @@ def equivalent_answers(subject: Subject) -> Iterator[EnvFinding]:
         for case, script in subject.decided
         for name, form in equivalent_forms(script.replies[-1]).items()
     ]
-    worst = {kind.what: share for kind in earned(subject, forms) if (share := min(kind.shares)) < PASS}
+    worst = [kind.what for kind in earned(subject, forms) if min(kind.shares) < PASS]
     for name, case, script in forms:
         if name in worst:
             yield EnvFinding(
@@ -156,11 +154,10 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
         failure = episode.result.failure
         if failure is None or NO_MODEL in failure.message:
             continue
-        first, *more = f"{failure.place} {failure.message}".split("\n")
         is_of_service = failure.kind == "server"  # which says nothing about the reply
-        place = failure.kind if is_of_service else "".join(more) or failure.place
+        place = failure.kind if is_of_service else failure.message.partition("\n")[2] or failure.place
         fix = OWN_STATE if RAN_BESIDE in failure.message else REMEDIES.get(failure.kind, CATCH)
-        what = "\n".join([f"{first}, for {_last_reply(episode)}.", *more])
+        what = f"For {_last_reply(episode)}: {failure.place} {failure.message}"
         level: Level = "warning" if is_of_service else "fail"
         found.setdefault(place, EnvFinding(level, what, MISSING, fix, episode.case.case_idx))
     yield from list(found.values())[:MOST_FINDINGS]
@@ -240,7 +237,7 @@ def model_use(subject: Subject) -> Iterator[EnvFinding]:
     if subject.model.used:
         yield EnvFinding(
             "warning" if named is None or "model" in named else "info",
-            f"score_episode uses the model ({subject.model.used[0]}). Scores that need it were not checked.",
+            f"score_episode uses the model ({', '.join(subject.model.used)}). Scores that need it were not checked.",
             "What the model says inside the scorer is not trained: only the first reply of a conversation learns.",
             "For a conversation write `episode` or `start`, in which every turn is trained.",
         )

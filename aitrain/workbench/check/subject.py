@@ -1,23 +1,22 @@
 """The environment under check: its cases, the sample that is played, what its reference earns, played episodes."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 from aitrain.environment.contract import Case, named_by
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.tools import function_part
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.rollout.episode import Episode
+from aitrain.ui.overview import evenly
 from aitrain.workbench.check.replies import FORMS, core_of, text_of
-from aitrain.workbench.opening import OpenedEnvironment, spread
+from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import EMPTY, JUNK, JUNK_TEXT, Player, Policy, Script, reference_of
 
 Level = Literal["fail", "warning", "info"]
@@ -72,49 +71,31 @@ class NotCheckedError(AitrainError):
     """A check could not run, or not to its end; the message says why."""
 
 
-class ModelGuard(AbsentModel):
-    """The argument `model` of `score_episode` during checks: remembers what was used of it, and raises."""
-
-    def __init__(self) -> None:
-        super().__init__(why=NO_MODEL)
-        self.used: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("__"):
-            self.used.append(name)
-        return super().__getattr__(name)
-
-
-@dataclass
 class Subject:
     """An environment under check; checks play episodes with it and do not call it otherwise."""
 
-    opened: OpenedEnvironment
-    tokenizer: Any = None
-    limit: int = SAMPLE
-    """Maximum number of cases that are played."""
-    seconds: float = math.inf
-    """What all checks together may take, from now on."""
-    at_once: int = 8
-    """Episodes that are played at the same time: they may share one processor, and each has a deadline; 1 if they
-    disturb each other."""
-    model: ModelGuard = field(default_factory=ModelGuard)
-    notes: list[str] = field(default_factory=list)
-    """What aitrain said about how the environment's calls run."""
-    reference_errors: list[str] = field(default_factory=list)
-    """What `reference` raised."""
-    episodes: list[Episode] = field(default_factory=list)
-    """The episodes that were played, in their order."""
-    _references: dict[int, Script | None] = field(default_factory=dict)
-    _cache: dict[tuple[int, Policy], Episode] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        runner, self.cases = self.opened.runner, self.opened.cases
+    def __init__(self, opened: OpenedEnvironment, limit: int = SAMPLE, seconds: float = math.inf) -> None:
+        """`limit`: maximum number of cases that are played; `seconds`: what all checks together may take, from now
+        on."""
+        runner = opened.runner
+        self.opened, self.cases, self.limit = opened, opened.cases, limit
         self.environment, self.config, self.kind = runner.environment, runner.config, runner.kind
-        self._end = time.monotonic() + self.seconds
-        self.player = Player(runner)
+        self.at_once = 8
+        """Episodes that are played at the same time: they may share one processor, and each has a deadline; 1 if they
+        disturb each other."""
+        self.notes = list[str]()
+        """What aitrain said about how the environment's calls run."""
+        self.reference_errors = list[str]()
+        """What `reference` raised."""
+        self.episodes = list[Episode]()
+        """The episodes that were played, in their order."""
+        self.player, self.model = Player(runner), AbsentModel(why=NO_MODEL)
+        self._end = time.monotonic() + seconds
+        self._references = dict[int, Script | None]()
+        self._cache = dict[tuple[int, Policy], Episode]()
         runner.notify = self.notes.append
-        runner.offer(None if runner.processes else self.model, self.tokenizer)
+        if runner.processes is None:
+            runner.given["model"] = self.model
 
     def close(self) -> None:
         """End the environment's threads and processes."""
@@ -125,12 +106,12 @@ class Subject:
     @cached_property
     def chosen(self) -> list[Case]:
         """Cases spread evenly over the dataset, for checks that play nothing."""
-        return spread(self.cases, self.limit)
+        return list(evenly(self.cases, self.limit))
 
     @cached_property
     def sample(self) -> list[Case]:
         """Cases that are played: spread evenly over the dataset; few of them if episodes are slow."""
-        return spread(self.chosen, SLOW_SAMPLE) if self.episode_seconds > SLOW_SECONDS else self.chosen
+        return list(evenly(self.chosen, SLOW_SAMPLE if self.episode_seconds > SLOW_SECONDS else self.limit))
 
     @cached_property
     def episode_seconds(self) -> float:
@@ -202,13 +183,11 @@ class Subject:
         """A call of each tool without arguments, and one with arguments of the right types that mean nothing."""
         reset, calls = self.play_one(self.sample[0], JUNK).reset, list[str]()
         for function in map(function_part, reset.tools if reset.runs_tools else ()):
-            parameters = function.get("parameters") or {}
-            kinds = {name: schema.get("type") for name, schema in (parameters.get("properties") or {}).items()}
-            example = {name: EXAMPLES.get(str(kinds.get(name)), "x") for name in parameters.get("required", kinds)}
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            example = {name: EXAMPLES.get(str(schema.get("type")), "x") for name, schema in properties.items()}
             for arguments in ({}, example):
-                calls.append(
-                    f"<tool_call>{json.dumps({'name': function.get('name'), 'arguments': arguments})}</tool_call>"
-                )
+                call = {"name": function.get("name"), "arguments": arguments}
+                calls.append(f"<tool_call>{json.dumps(call)}</tool_call>")
         return calls
 
     @cached_property

@@ -15,7 +15,8 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.runner import EnvRunner
-from aitrain.workbench.check.process import FastCheck, check_quickly
+from aitrain.events import Note
+from aitrain.workbench.check.process import check_quickly
 from aitrain.workbench.check.registry import EnvCheck, chosen, run_check
 from aitrain.workbench.check.subject import NO_TIME, EnvFinding, Subject
 from aitrain.workbench.opening import OpenedEnvironment
@@ -39,42 +40,42 @@ class Sums:
 RIGHT = "return float(text.strip() == answer)"
 
 
-def checked(here: Path, score: str, seconds: float = 60.0, **options: Any) -> FastCheck:
+def checked(here: Path, score: str, seconds: float = 60.0, **options: Any) -> list[Note]:
     write(here, {"sums.py": SUMS.replace("SCORE", score)})
-    return check_quickly(TrainConfig(rl_env="sums.py", **options), seconds)
+    return check_quickly(TrainConfig(rl_env="sums.py", **options), seconds)[0]
 
 
 def test_a_healthy_environment_gets_one_line_and_leaves_no_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(here / "tmp"))
-    found = checked(here, RIGHT, rl_env_isolation="process")
-    assert (found.lines, found.is_clean) == (["Environment checks: 7 passed."], True)
+    assert checked(here, RIGHT, rl_env_isolation="process") == [Note("Environment checks: 7 passed.", "info")]
     assert not list((here / "tmp").iterdir())
 
 
 def test_an_environment_that_connects_somewhere_is_left_alone_before_it_does(here: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         found = checked(here, f"socket.create_connection({listening.getsockname()}); {RIGHT}")
-        assert "it connects to 127.0.0.1" in found.lines[0]
+        assert "it connects to 127.0.0.1" in found[0].text
         listening.setblocking(False)
         with pytest.raises(BlockingIOError):
             listening.accept()
 
 
 def test_what_is_wrong_is_said_in_few_lines_and_a_scorer_that_always_fails_is_named(here: Path) -> None:
-    lines = checked(here, "return 1.0").lines
+    lines = [note.text for note in checked(here, "return 1.0")]
     assert any(line.startswith("Environment check floor: ") for line in lines)
     assert len("".join(lines).splitlines()) <= 4
-    assert "KeyError: 'gold'" in checked(here, "raise KeyError('gold')").all_failed
+    write(here, {"sums.py": SUMS.replace("SCORE", "raise KeyError('gold')")})
+    assert "KeyError: 'gold'" in check_quickly(TrainConfig(rl_env="sums.py"), 60.0)[1]
     found = checked(here, "return model.generate()")
-    assert found == FastCheck(["Environment checks: 2 passed, the others not made: its scores need the model."], False)
-    (finding,) = checked(here, "os._exit(3)").lines
-    assert "ended with exit status 3" in finding
+    assert found == [Note("Environment checks: 2 passed, the others not made: its scores need the model.")]
+    (finding,) = checked(here, "os._exit(3)")
+    assert "ended with exit status 3" in finding.text
 
 
 def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) -> None:
     found = checked(here, "open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)", 5.0)
-    assert found.lines == [f"Environment checks: 1 passed, the others not made: {NO_TIME}."]
+    assert found == [Note(f"Environment checks: 1 passed, the others not made: {NO_TIME}.")]
     assert eventually(lambda: not is_alive(int(Path("pid").read_text())))
 
 
