@@ -3,7 +3,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self, TypeAlias, TypeVar, cast
@@ -22,31 +22,11 @@ from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, ResetResult
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import GRACE, DeadlinePool
-from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.processes import ProcessPool, Worker
+from aitrain.execution.failure import Failure
+from aitrain.execution.processes import ProcessPool
 from aitrain.execution.task import Outcome, is_abandoned
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
-
-
-@dataclass(frozen=True)
-class RemoteSession:
-    """A session in another process, where all calls but `close` are made. `is_spent`: the process ends after it, so
-    that the next episode begins with an environment as build_dataset left it."""
-
-    worker: Worker
-    is_spent: bool
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self.worker.call, method)
-
-    def close(self) -> None:
-        with suppress(CallFailed):
-            self.worker.call("close")
-            if self.is_spent:
-                self.worker.call("close_environment")
-        self.worker.release(self.is_spent)
-
 
 # -- model and tokenizer where there is none
 
@@ -243,8 +223,9 @@ class EnvRunner:
         keeps."""
         if self.processes is None:
             return session_for(self.policy.object_for() if plays else self.environment, case)
-        is_spent = plays and self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
-        return cast(AnySession, RemoteSession(self.processes.lease(), is_spent))
+        worker = self.processes.lease()
+        worker.is_spent = plays and self.has_sessions and getattr(self.environment, "concurrent", False) is not True
+        return cast(AnySession, worker)
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""

@@ -269,14 +269,20 @@ class ProcessPool:
 
 
 class Worker:
-    """The training process's side of one worker process, which holds one object made from the environment. It is used
-    by one episode at a time."""
+    """The training process's side of one worker process, which holds one object made from the environment: methods of
+    this one that are not below are called there. It is used by one episode at a time."""
 
     def __init__(self, pool: ProcessPool, pid: int, connection: Connection) -> None:
         self.pid, self.connection = pid, connection
         self._pool = pool
         self._lock = threading.Lock()  # an abandoned call may still run
         self._failure: Failure | None = None
+        self.is_spent = False
+        """Whether the process ends after its episode, so that the next one begins with an environment as build_dataset
+        left it."""
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self.call, method)
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the object; inside a task, it is ended at the task's deadline.
@@ -304,10 +310,18 @@ class Worker:
             raise CallFailed(failure)
         return value
 
-    def release(self, is_spent: bool = False) -> None:
+    def close(self) -> None:
+        """Close the object, and release the process."""
+        with suppress(CallFailed):
+            self.call("close")
+            if self.is_spent:
+                self.call("close_environment")
+        self.release()
+
+    def release(self) -> None:
         """Return the process to the pool; its object is dropped, and a process that is broken or spent is ended."""
         with self._lock:
-            if self._failure is None and is_spent:
+            if self._failure is None and self.is_spent:
                 self._failure = self.end()
             elif self._failure is None:
                 with suppress(OSError):  # it has ended, which the next lease finds

@@ -15,6 +15,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -173,9 +175,8 @@ def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     token = os.environ.setdefault(TOKEN_VARIABLE, secrets.token_hex(32))
-    names = ("rl_env", "rl_env_module", "rl_env_class", "rl_env_config", "rl_env_timeout", "seed", "model")
-    given = {name: getattr(config, name) for name in names}
-    options = {name: value for name, value in given.items() if value is not None}
+    names = {"rl_env", "rl_env_module", "rl_env_class", "rl_env_config", "rl_env_timeout", "seed", "model"}
+    options = config.model_dump(include=names, exclude_none=True)
     options |= {"rl_env_workers": config.env_calls, "rl_env_isolation": "process"}
     cluster = machines()
     chosen = [machine for machine in cluster if machine["Resources"].get(RESOURCE)] or cluster
@@ -226,6 +227,8 @@ class EnvServer:
         for line in self._tree.stdout:
             said += line.decode(errors="replace")
             if found := SERVED_AT.search(said):
+                # what it prints later is read, too: it would wait for room in the pipe
+                threading.Thread(target=deque, args=[self._tree.stdout, 0], daemon=True).start()
                 return found[1]
         said = said.strip()[-MOST_SHOWN:]
         raise EnvironmentFailed(f"The environment cannot be served on {socket.gethostname()}: {said}")
