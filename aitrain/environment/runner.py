@@ -2,7 +2,8 @@
 0, and does not end the run by itself."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -201,9 +202,9 @@ class EnvRunner:
         """Open the sessions; one that cannot be opened has a failure."""
         if self.has_sessions:
             self.policy.begin_batch()
-            jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
             place = "get_tools" if self.kind == "score_episode" else self.kind
-            for one, result in zip(sessions, await self._make(sessions, jobs, place), strict=True):
+            opened = await self._make(lambda one: self.open_session(one.case, one.seed), sessions, place)
+            for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
 
     def open_session(self, case: Case, seed: int) -> tuple[AnySession, ResetResult]:
@@ -237,11 +238,10 @@ class EnvRunner:
     async def score(self, transcripts: Mapping[EnvSession, Transcript]) -> None:
         """Score each episode; the score of those that failed, here or earlier, is None."""
         scored = [one for one in transcripts if one.failure is None]
-        jobs = [partial(self.score_session, one.session, transcripts[one]) for one in scored]
         place = "score" if self.kind == "start" else self.kind
         if not self.has_sessions:
             self.policy.begin_batch()
-        results = await self._make(scored, jobs, place)
+        results = await self._make(lambda one: self.score_session(one.session, transcripts[one]), scored, place)
         late = self.policy.end_batch()
         for one, result in zip(scored, results, strict=True):
             if result is not None:
@@ -283,16 +283,18 @@ class EnvRunner:
 
     # -- calls
 
-    async def _make(
-        self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
-    ) -> list[T | None]:
-        """The values of calls, at the same time, or one after another while it is not known that they may run
-        together."""
-        pending, values = list(zip(sessions, jobs, strict=True)), list[T | None]()
+    async def _make(self, job: Callable[[EnvSession], T], sessions: Iterable[EnvSession], place: str) -> list[T | None]:
+        """The values of a call for each session, at the same time, or one after another while it is not known that
+        they may run together."""
+        pending, values = deque(sessions), list[T | None]()
+
+        def call(one: EnvSession) -> Coroutine[Any, Any, T | None]:
+            return self._call(one, partial(job, one), place)
+
         async with self._in_order:  # an eval may score beside a rollout that is played ahead
             while pending and self.policy.is_serial:
-                values.append(await self._call(*pending.pop(0), place))
-        return [*values, *await asyncio.gather(*(self._call(*each, place) for each in pending))]
+                values.append(await call(pending.popleft()))
+        return [*values, *await asyncio.gather(*map(call, pending))]
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method.
@@ -342,12 +344,9 @@ class EnvRunner:
             self.processes.close()
 
 
-def start_runner(
-    environment: Any, config: TrainConfig, close: Sequence[int] = (), is_watched: bool = True
-) -> EnvRunner:
-    """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
-    is_isolated = config.rl_env_isolation == "process"
-    processes = ProcessPool(environment, session_for, close) if is_isolated else None
+def start_runner(environment: Any, config: TrainConfig, is_watched: bool = True) -> EnvRunner:
+    """Make the runner of an environment; worker processes are forked from here."""
+    processes = ProcessPool(environment, session_for) if config.rl_env_isolation == "process" else None
     return EnvRunner(environment, config, processes, is_watched)
 
 

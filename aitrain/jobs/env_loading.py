@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -55,16 +54,15 @@ _connection = ExitStack()
 """The connection to the cluster, which lasts as long as this process; Ray ends its actors then."""
 
 
-def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = ()) -> Runner:
+def load_runner(config: TrainConfig, announce: Announce) -> Runner:
     """Load the environments, and start the processes of those that run in processes of their own. The runner's options
-    have what the environments require. These processes close the file descriptors in `close`.
+    have what the environments require.
 
     Raises:
         AitrainError: one cannot be loaded.
     """
     parts, sources = dict[str, EnvRunner](), locate_environments(config)
     for name, own in config.environments.items():
-        fds = [*close, *(part.processes.fileno() for part in parts.values() if part.processes)]
         with errors_of(name):
             random.seed(own.seed)
             numpy.random.seed(own.seed)
@@ -78,7 +76,7 @@ def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = 
             own, note = with_requirements(own, environment)
             if note:
                 announce(Note(note, "info"))
-            parts[name] = start_runner(environment, own, fds)
+            parts[name] = start_runner(environment, own)
     if list(parts) == [""]:
         return parts[""]
     return MixedRunner(parts, with_largest(config, [part.config for part in parts.values()]))
