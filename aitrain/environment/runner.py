@@ -134,11 +134,6 @@ class EnvRunner:
         return env_kind(self.environment)
 
     @cached_property
-    def is_served(self) -> bool:
-        """Whether the environment runs on a server."""
-        return is_served(self.environment)
-
-    @cached_property
     def has_sessions(self) -> bool:
         """Whether an episode has calls before its score: `episode`, `start` or tools."""
         return self.kind != "score_episode" or hasattr(self.environment, "get_tools")
@@ -161,20 +156,16 @@ class EnvRunner:
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
-        is_watched = self.is_watched and self.processes is None and not self.is_served
+        is_watched = self.is_watched and self.processes is None and not is_served(self.environment)
         return CallPolicy(self.environment, self.has_sessions, is_watched, self.notify)
 
     @cached_property
-    def max_calls(self) -> int:
-        """Calls that are made at the same time."""
-        default = SERVED_CALLS if self.is_served else THREADS
-        default = default if self.processes is None else PROCESSES_PER_CORE * usable_cores()
-        return min(self.config.env_calls or default, self.config.rl_env_episodes or default)
-
-    @cached_property
     def pool(self) -> DeadlinePool:
-        """The threads that make the calls."""
-        return DeadlinePool(self.max_calls, self.config.rl_env_timeout)
+        """The threads that make the calls, as many as calls are made at the same time."""
+        default = SERVED_CALLS if is_served(self.environment) else THREADS
+        default = default if self.processes is None else PROCESSES_PER_CORE * usable_cores()
+        most = min(self.config.env_calls or default, self.config.rl_env_episodes or default)
+        return DeadlinePool(most, self.config.rl_env_timeout)
 
     @property
     def running_calls(self) -> int:
