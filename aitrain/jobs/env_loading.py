@@ -66,13 +66,8 @@ def load_runner(config: TrainConfig, announce: Announce) -> Runner:
         with errors_of(name):
             random.seed(own.seed)
             numpy.random.seed(own.seed)
-            environment: object
-            if own.is_env_on_ray:
-                environment, problems = start_on_ray(own)
-                for problem in problems:
-                    announce(Note(f"A machine of the Ray cluster is left out: {problem}"))
-            else:
-                environment = load_env(sources[name], own.rl_env_config)
+            on_ray, source = own.is_env_on_ray, sources[name]
+            environment = start_on_ray(own, announce) if on_ray else load_env(source, own.rl_env_config)
             own, note = with_requirements(own, environment)
             if note:
                 announce(Note(note, "info"))
@@ -118,7 +113,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
     import torch  # here, as environments are loaded before it
 
     parts, each = runner.parts, dict[str, dict[str, Any]]()
-    packages = dict.fromkeys(PACKAGES)
+    packages = list(PACKAGES)
     for name, part in parts.items():
         each[name] = {
             **source_facts(part.environment),
@@ -129,7 +124,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
             each[name] |= part.environment.facts
         adapter = adapter_named(part.config.env_place.partition(":")[0])
         if adapter is not None and adapter.package:
-            packages[adapter.package] = None
+            packages.append(adapter.package)
     commit = None
     with suppress(OSError, subprocess.TimeoutExpired):
         command = ["git", "rev-parse", "HEAD"]
@@ -160,8 +155,8 @@ def describe_run(runner: Runner) -> dict[str, Any]:
 # -- an environment on a Ray cluster
 
 
-def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
-    """Serve the environment on the machines of a Ray cluster; returns it, and why machines are left out.
+def start_on_ray(config: TrainConfig, announce: Announce) -> ServedEnvironment:
+    """Serve the environment on the machines of a Ray cluster. Machines that cannot are left out, with a note.
 
     Raises:
         ConfigError: there is no cluster.
@@ -182,8 +177,8 @@ def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
     for machine in chosen:
         here = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
         actor = ray.remote(num_cpus=0, scheduling_strategy=here)(EnvServer)
-        address = machine["NodeManagerAddress"]
-        servers.append(actor.remote({"command": "serve", "options": options}, os.getcwd(), address, token))
+        serve = {"host": machine["NodeManagerAddress"], "port": 0}
+        servers.append(actor.remote({"command": "serve", "options": options, "serve": serve}, os.getcwd(), token))
     _connection.callback(servers.clear)  # an actor ends with its last handle
     urls, problems = [], []
     for machine, server in zip(chosen, servers, strict=True):
@@ -192,16 +187,16 @@ def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
         except ray.exceptions.RayError as error:
             why = getattr(error, "cause", None) or str(error).partition("\n")[0]
             problems.append(f"{machine['NodeManagerHostname']}: {why}")
+            announce(Note(f"A machine of the Ray cluster is left out: {problems[-1]}"))
     if not urls:
         raise EnvironmentFailed("\n".join(problems[:2]) or "no machine of the Ray cluster runs the environment")
-    return connect(",".join(urls)), problems
+    return connect(",".join(urls))
 
 
 class EnvServer:
     """Runs the server of the environment on its machine. A Ray actor; a plain class, for tests without Ray."""
 
-    def __init__(self, request: dict[str, Any], folder: str, address: str, token: str) -> None:
-        request["serve"] = {"host": address, "port": 0}
+    def __init__(self, request: dict[str, Any], folder: str, token: str) -> None:
         with tempfile.TemporaryFile("w", encoding="utf-8") as file:
             json.dump(request, file)
             file.seek(0)

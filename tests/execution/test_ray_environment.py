@@ -34,8 +34,9 @@ def serve(folder: Path, **keywords: int) -> EnvServer:
         "model": "tiny",
         "rl_env_timeout": 20.0,
     }
-    request = {"command": "serve", "options": {**options, "rl_env_workers": 2, "rl_env_isolation": "process"}}
-    return EnvServer(request, str(folder), "127.0.0.1", "of-the-run")
+    options |= {"rl_env_workers": 2, "rl_env_isolation": "process"}
+    request = {"command": "serve", "options": options, "serve": {"host": "127.0.0.1", "port": 0}}
+    return EnvServer(request, str(folder), "of-the-run")
 
 
 def test_an_environment_is_served_to_those_who_have_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,4 +54,4 @@ def test_why_an_environment_cannot_be_served_is_told(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="Env: got an unexpected keyword argument"):
         serve(tmp_path, wrong=1).url()
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        EnvServer({}, str(tmp_path / "nowhere"), "127.0.0.1", "")
+        EnvServer({}, str(tmp_path / "nowhere"), "")
