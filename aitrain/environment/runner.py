@@ -2,8 +2,9 @@
 0, and does not end the run by itself."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self, TypeAlias, TypeVar, cast
@@ -22,31 +23,11 @@ from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, Session
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import GRACE, DeadlinePool
-from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.processes import ProcessPool, Worker
+from aitrain.execution.failure import Failure
+from aitrain.execution.processes import ProcessPool
 from aitrain.execution.task import Outcome, is_abandoned
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
-
-
-@dataclass(frozen=True)
-class RemoteSession:
-    """A session in another process, where all calls but `close` are made. `is_spent`: the process ends after it, so
-    that the next episode begins with an environment as build_dataset left it."""
-
-    worker: Worker
-    is_spent: bool
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self.worker.call, method)
-
-    def close(self) -> None:
-        with suppress(CallFailed):
-            self.worker.call("close")
-            if self.is_spent:
-                self.worker.call("close_environment")
-        self.worker.release(self.is_spent)
-
 
 # -- model and tokenizer where there is none
 
@@ -157,11 +138,6 @@ class EnvRunner:
         return env_kind(self.environment)
 
     @cached_property
-    def is_served(self) -> bool:
-        """Whether the environment runs on a server."""
-        return is_served(self.environment)
-
-    @cached_property
     def has_sessions(self) -> bool:
         """Whether an episode has calls before its score: `episode`, `start` or tools."""
         return self.kind != "score_episode" or hasattr(self.environment, "get_tools")
@@ -184,20 +160,16 @@ class EnvRunner:
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
-        is_watched = self.is_watched and self.processes is None and not self.is_served
+        is_watched = self.is_watched and self.processes is None and not is_served(self.environment)
         return CallPolicy(self.environment, self.has_sessions, is_watched, self.notify)
 
     @cached_property
-    def max_calls(self) -> int:
-        """Calls that are made at the same time."""
-        default = SERVED_CALLS if self.is_served else THREADS
-        default = default if self.processes is None else PROCESSES_PER_CORE * usable_cores()
-        return min(self.config.env_calls or default, self.config.rl_env_episodes or default)
-
-    @cached_property
     def pool(self) -> DeadlinePool:
-        """The threads that make the calls."""
-        return DeadlinePool(self.max_calls, self.config.rl_env_timeout)
+        """The threads that make the calls, as many as calls are made at the same time."""
+        default = SERVED_CALLS if is_served(self.environment) else THREADS
+        default = default if self.processes is None else PROCESSES_PER_CORE * usable_cores()
+        most = min(self.config.env_calls or default, self.config.rl_env_episodes or default)
+        return DeadlinePool(most, self.config.rl_env_timeout)
 
     @property
     def running_calls(self) -> int:
@@ -225,9 +197,9 @@ class EnvRunner:
         """Open the sessions; one that cannot be opened has a failure."""
         if self.has_sessions:
             self.policy.begin_batch()
-            jobs = [partial(self.open_session, one.case, one.seed) for one in sessions]
             place = "get_tools" if self.kind == "score_episode" else self.kind
-            for one, result in zip(sessions, await self._make(sessions, jobs, place), strict=True):
+            opened = await self._make(lambda one: self.open_session(one.case, one.seed), sessions, place)
+            for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, EnvResponse())
 
     def open_session(self, case: Case, seed: int) -> tuple[Session, EnvResponse]:
@@ -247,8 +219,9 @@ class EnvRunner:
         keeps."""
         if self.processes is None:
             return session_for(self.policy.object_for() if plays else self.environment, case)
-        is_spent = plays and self.policy.by_episode and getattr(self.environment, "concurrent", False) is not True
-        return cast(Session, RemoteSession(self.processes.lease(), is_spent))
+        worker = self.processes.lease()
+        worker.is_spent = plays and self.has_sessions and getattr(self.environment, "concurrent", False) is not True
+        return cast(Session, worker)
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -260,11 +233,10 @@ class EnvRunner:
     async def score(self, transcripts: Mapping[EnvSession, Transcript]) -> None:
         """Score each episode; the score of those that failed, here or earlier, is None."""
         scored = [one for one in transcripts if one.failure is None]
-        jobs = [partial(self.score_session, one.session, transcripts[one]) for one in scored]
         place = "score" if self.kind == "start" else self.kind
         if not self.has_sessions:
             self.policy.begin_batch()
-        results = await self._make(scored, jobs, place)
+        results = await self._make(lambda one: self.score_session(one.session, transcripts[one]), scored, place)
         late = self.policy.end_batch()
         for one, result in zip(scored, results, strict=True):
             if result is not None:
@@ -306,16 +278,18 @@ class EnvRunner:
 
     # -- calls
 
-    async def _make(
-        self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
-    ) -> list[T | None]:
-        """The values of calls, at the same time, or one after another while it is not known that they may run
-        together."""
-        pending, values = list(zip(sessions, jobs, strict=True)), list[T | None]()
+    async def _make(self, job: Callable[[EnvSession], T], sessions: Iterable[EnvSession], place: str) -> list[T | None]:
+        """The values of a call for each session, at the same time, or one after another while it is not known that
+        they may run together."""
+        pending, values = deque(sessions), list[T | None]()
+
+        def call(one: EnvSession) -> Coroutine[Any, Any, T | None]:
+            return self._call(one, partial(job, one), place)
+
         async with self._in_order:  # an eval may score beside a rollout that is played ahead
             while pending and self.policy.is_serial:
-                values.append(await self._call(*pending.pop(0), place))
-        return [*values, *await asyncio.gather(*(self._call(*each, place) for each in pending))]
+                values.append(await call(pending.popleft()))
+        return [*values, *await asyncio.gather(*map(call, pending))]
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         """The value of a call, whose time and failure are noted; `place` is the method.
@@ -365,12 +339,9 @@ class EnvRunner:
             self.processes.close()
 
 
-def start_runner(
-    environment: Any, config: TrainConfig, close: Sequence[int] = (), is_watched: bool = True
-) -> EnvRunner:
-    """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
-    is_isolated = config.rl_env_isolation == "process"
-    processes = ProcessPool(environment, session_for, close) if is_isolated else None
+def start_runner(environment: Any, config: TrainConfig, is_watched: bool = True) -> EnvRunner:
+    """Make the runner of an environment; worker processes are forked from here."""
+    processes = ProcessPool(environment, session_for) if config.rl_env_isolation == "process" else None
     return EnvRunner(environment, config, processes, is_watched)
 
 

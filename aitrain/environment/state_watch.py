@@ -498,12 +498,6 @@ class StateWatch:
         if not is_own and self.files.setdefault(file, episode) is not episode:
             self.add(f"the file {Path(file).name}")
 
-    def looks_at(self, code: CodeType) -> dict[int, int]:
-        """How often the state is still to be compared after each line of a function."""
-        if code not in self.looks:
-            self.looks[code] = dict.fromkeys((line for _, _, line in code.co_lines() if line), LOOKS)
-        return self.looks[code]
-
     def begins(self, frame: FrameType) -> bool:
         """Note the module of a function that is called; returns whether it may refer to what is not compared yet. The
         code of an answer, which `exec` runs, has variables of its own."""
@@ -597,7 +591,9 @@ class CallTracer:
         if self.is_alone and watch.begins(frame):
             self.look()
             watch.look_before()
-        looks, line = watch.looks_at(code), 0
+        if code not in watch.looks:
+            watch.looks[code] = dict.fromkeys((line for _, _, line in code.co_lines() if line), LOOKS)
+        looks, line = watch.looks[code], 0
         if not any(looks.values()):
             return None
 

@@ -54,30 +54,30 @@ class DeadlinePool:
         def run() -> None:
             current_task.set(task)
             task.pause(-1)
+            value, failure = None, None
             try:
-                outcome = Outcome(run_if_async(job()), task.ran())
+                value = run_if_async(job())
             except BaseException as error:
-                outcome = Outcome(None, task.ran(), as_failure(error))
-            if task.abandoned is not None:
-                outcome = Outcome(None, task.ran(), task.abandoned)
+                failure = as_failure(error)
+            failure = task.abandoned or failure
+            outcome = Outcome(None if failure else value, task.ran(), failure)
             activity.own.tick()
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(outcome))
 
         async with self._slots[loop]:
             has_begun = False
-            while not has_begun:
-                thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
-                await _start(thread)
-                try:
+            try:
+                while not has_begun:
+                    thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
+                    await _start(thread)
                     has_begun = await self._watch(task, thread, ended)
-                except BaseException:
+            finally:
+                if not ended.done():
                     task.abandoned = task.abandoned or CANCELLED
                     self._abandoned.append(thread)
-                    raise
         if ended.done():
             return ended.result()
-        self._abandoned.append(thread)
         return Outcome(None, task.ran(), task.abandoned, is_running=True)
 
     async def _watch(self, task: Task, thread: threading.Thread, ended: asyncio.Future[Any]) -> bool:

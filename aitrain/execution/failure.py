@@ -80,8 +80,9 @@ def _is_transport_error(error: BaseException) -> bool:
         return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] in _TIMEOUTS_RAISED_IN
     answers = (error, getattr(error, "response", None))
     statuses = [getattr(answer, name, None) for answer in answers for name in ("status_code", "status")]
-    is_busy = any(status == busy for status in statuses for busy in _BUSY_STATUSES)
-    return is_busy or any(kind.__name__ in _TRANSPORT_ERRORS for kind in type(error).__mro__)
+    return any(status in _BUSY_STATUSES for status in statuses) or any(
+        kind.__name__ in _TRANSPORT_ERRORS for kind in type(error).__mro__
+    )
 
 
 # -- the count

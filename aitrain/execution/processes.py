@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing import Pipe
@@ -40,11 +40,9 @@ DUMP_SIGNAL = signal.SIGUSR1
 # -- in the fork server
 
 
-def run_fork_server(environment: object, make: Make, connection: Connection, close: Sequence[int]) -> None:
-    """Serve the training process until it ends."""
-    for fd in close:
-        with suppress(OSError):
-            os.close(fd)
+def run_fork_server(environment: object, make: Make, connection: Connection, parents: Connection) -> None:
+    """Serve the training process until it says None, or ends: nobody else has the other end of the connection."""
+    parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the training process, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -54,8 +52,7 @@ def run_fork_server(environment: object, make: Make, connection: Connection, clo
     gc.freeze()  # memory that is never written to stays shared
     workers = set[int]()
     try:
-        while True:
-            command, value = connection.recv()
+        for command, value in iter(connection.recv, None):
             answer: object = None
             if command == "spawn":
                 fd = recv_handle(connection)
@@ -184,20 +181,15 @@ class ProcessPool:
     """Worker processes, forked on demand by a fork server and reused. It is made before torch is imported, so that they
     do not contain it."""
 
-    def __init__(self, environment: object, make: Make, close: Sequence[int] = ()) -> None:
-        """Fork the server, which closes the file descriptors in `close`."""
+    def __init__(self, environment: object, make: Make) -> None:
+        """Fork the server."""
         allow_open_files()  # one for each process
         self._server, theirs = Pipe()
-        close = [self._server.fileno(), *close]
-        self.server_pid = fork(partial(run_fork_server, environment, make, theirs, close))
+        self.server_pid = fork(partial(run_fork_server, environment, make, theirs, self._server))
         theirs.close()
         self._lock = threading.Lock()
         self.free = set[Worker]()
         """Processes that are not leased."""
-
-    def fileno(self) -> int:
-        """File descriptor of the connection to the fork server."""
-        return self._server.fileno()
 
     def update(self, attributes: dict[str, bytes]) -> None:
         """Set pickled attributes on the environment, before a process is leased.
@@ -226,6 +218,8 @@ class ProcessPool:
     def close(self) -> None:
         """End all processes, and wait for them."""
         with self._lock:
+            with suppress(OSError):  # the server is gone
+                self._server.send(None)  # a server that was forked later has the end of the connection, too
             self._server.close()
         until = time.monotonic() + 10.0
         with suppress(ChildProcessError):  # other code has waited for it
@@ -269,14 +263,20 @@ class ProcessPool:
 
 
 class Worker:
-    """The training process's side of one worker process, which holds one object made from the environment. It is used
-    by one episode at a time."""
+    """The training process's side of one worker process, which holds one object made from the environment: methods of
+    this one that are not below are called there. It is used by one episode at a time."""
 
     def __init__(self, pool: ProcessPool, pid: int, connection: Connection) -> None:
         self.pid, self.connection = pid, connection
         self._pool = pool
         self._lock = threading.Lock()  # an abandoned call may still run
         self._failure: Failure | None = None
+        self.is_spent = False
+        """Whether the process ends after its episode, so that the next one begins with an environment as build_dataset
+        left it."""
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self.call, method)
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the object; inside a task, it is ended at the task's deadline.
@@ -304,10 +304,18 @@ class Worker:
             raise CallFailed(failure)
         return value
 
-    def release(self, is_spent: bool = False) -> None:
+    def close(self) -> None:
+        """Close the object, and release the process."""
+        with suppress(CallFailed):
+            self.call("close")
+            if self.is_spent:
+                self.call("close_environment")
+        self.release()
+
+    def release(self) -> None:
         """Return the process to the pool; its object is dropped, and a process that is broken or spent is ended."""
         with self._lock:
-            if self._failure is None and is_spent:
+            if self._failure is None and self.is_spent:
                 self._failure = self.end()
             elif self._failure is None:
                 with suppress(OSError):  # it has ended, which the next lease finds

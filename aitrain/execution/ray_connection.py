@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from aitrain.errors import ConfigError, Interrupted
@@ -29,9 +29,8 @@ def connected(address: str | None) -> Iterator[None]:
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    with ExitStack() as stack:
-        stack.callback(_disconnect)
-        wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
+    wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
+    try:
         try:
             import ray
             from ray._private.services import canonicalize_bootstrap_address
@@ -49,6 +48,9 @@ def connected(address: str | None) -> Iterator[None]:
                 f"Ray says: {' '.join(str(error).split())[:200]}"
             ) from None
         yield
+    finally:
+        with suppress(Exception):  # such as an import that Ctrl-C has ended halfway
+            ray.shutdown()
 
 
 def _reach(address: str) -> None:
@@ -63,13 +65,6 @@ def _reach(address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
     except OSError as error:
         raise ConnectionError(f"nothing answers at {address} ({error.strerror or error})") from None
-
-
-def _disconnect() -> None:
-    with suppress(Exception):  # such as an import that Ctrl-C has ended halfway
-        import ray
-
-        ray.shutdown()
 
 
 def machines() -> list[dict[str, Any]]:

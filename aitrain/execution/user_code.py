@@ -5,6 +5,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable
+from itertools import takewhile
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 
@@ -77,10 +78,9 @@ def stack_of_dump(dump: str, entry: tuple[str, str]) -> StackSummary:
     """
     stacks = []
     for thread in sorted(dump.split("\n\n"), key=lambda thread: not thread.startswith("Current")):
-        frames = [
-            FrameSummary(file.encode().decode("unicode_escape"), int(line), name)
-            for file, line, name in reversed(_DUMPED_FRAME.findall(thread))
-        ]
-        entries = [place for place, frame in enumerate(frames) if (frame.filename, frame.name) == entry]
-        stacks.append(StackSummary.from_list(frames[max(entries, default=-1) + 1 :]))
+        inside = takewhile(
+            lambda found: (found[0], found[2]) != entry, _DUMPED_FRAME.findall(thread)
+        )  # innermost first
+        frames = [FrameSummary(file.encode().decode("unicode_escape"), int(line), name) for file, line, name in inside]
+        stacks.append(StackSummary.from_list(frames[::-1]))
     return next((stack for stack in stacks if users_line(stack)), stacks[0])

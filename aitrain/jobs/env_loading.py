@@ -15,7 +15,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections import deque
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -53,30 +54,24 @@ _connection = ExitStack()
 """The connection to the cluster, which lasts as long as this process; Ray ends its actors then."""
 
 
-def load_runner(config: TrainConfig, announce: Announce, close: Sequence[int] = ()) -> Runner:
+def load_runner(config: TrainConfig, announce: Announce) -> Runner:
     """Load the environments, and start the processes of those that run in processes of their own. The runner's options
-    have what the environments require. These processes close the file descriptors in `close`.
+    have what the environments require.
 
     Raises:
         AitrainError: one cannot be loaded.
     """
     parts, sources = dict[str, EnvRunner](), locate_environments(config)
     for name, own in config.environments.items():
-        fds = [*close, *(part.processes.fileno() for part in parts.values() if part.processes)]
         with errors_of(name):
             random.seed(own.seed)
             numpy.random.seed(own.seed)
-            environment: object
-            if own.is_env_on_ray:
-                environment, problems = start_on_ray(own)
-                for problem in problems:
-                    announce(Note(f"A machine of the Ray cluster is left out: {problem}"))
-            else:
-                environment = load_env(sources[name], own.rl_env_config)
+            on_ray, source = own.is_env_on_ray, sources[name]
+            environment = start_on_ray(own, announce) if on_ray else load_env(source, own.rl_env_config)
             own, note = with_requirements(own, environment)
             if note:
                 announce(Note(note, "info"))
-            parts[name] = start_runner(environment, own, fds)
+            parts[name] = start_runner(environment, own)
     if list(parts) == [""]:
         return parts[""]
     return MixedRunner(parts, with_largest(config, [part.config for part in parts.values()]))
@@ -118,7 +113,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
     import torch  # here, as environments are loaded before it
 
     parts, each = runner.parts, dict[str, dict[str, Any]]()
-    packages = dict.fromkeys(PACKAGES)
+    packages = list(PACKAGES)
     for name, part in parts.items():
         each[name] = {
             **source_facts(part.environment),
@@ -129,7 +124,7 @@ def describe_run(runner: Runner) -> dict[str, Any]:
             each[name] |= part.environment.facts
         adapter = adapter_named(part.config.env_place.partition(":")[0])
         if adapter is not None and adapter.package:
-            packages[adapter.package] = None
+            packages.append(adapter.package)
     commit = None
     with suppress(OSError, subprocess.TimeoutExpired):
         command = ["git", "rev-parse", "HEAD"]
@@ -160,8 +155,8 @@ def describe_run(runner: Runner) -> dict[str, Any]:
 # -- an environment on a Ray cluster
 
 
-def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
-    """Serve the environment on the machines of a Ray cluster; returns it, and why machines are left out.
+def start_on_ray(config: TrainConfig, announce: Announce) -> ServedEnvironment:
+    """Serve the environment on the machines of a Ray cluster. Machines that cannot are left out, with a note.
 
     Raises:
         ConfigError: there is no cluster.
@@ -173,9 +168,8 @@ def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     token = os.environ.setdefault(TOKEN_VARIABLE, secrets.token_hex(32))
-    names = ("rl_env", "rl_env_module", "rl_env_class", "rl_env_config", "rl_env_timeout", "seed", "model")
-    given = {name: getattr(config, name) for name in names}
-    options = {name: value for name, value in given.items() if value is not None}
+    names = {"rl_env", "rl_env_module", "rl_env_class", "rl_env_config", "rl_env_timeout", "seed", "model"}
+    options = config.model_dump(include=names, exclude_none=True)
     options |= {"rl_env_workers": config.env_calls, "rl_env_isolation": "process"}
     cluster = machines()
     chosen = [machine for machine in cluster if machine["Resources"].get(RESOURCE)] or cluster
@@ -183,8 +177,8 @@ def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
     for machine in chosen:
         here = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
         actor = ray.remote(num_cpus=0, scheduling_strategy=here)(EnvServer)
-        address = machine["NodeManagerAddress"]
-        servers.append(actor.remote({"command": "serve", "options": options}, os.getcwd(), address, token))
+        serve = {"host": machine["NodeManagerAddress"], "port": 0}
+        servers.append(actor.remote({"command": "serve", "options": options, "serve": serve}, os.getcwd(), token))
     _connection.callback(servers.clear)  # an actor ends with its last handle
     urls, problems = [], []
     for machine, server in zip(chosen, servers, strict=True):
@@ -193,16 +187,16 @@ def start_on_ray(config: TrainConfig) -> tuple[ServedEnvironment, list[str]]:
         except ray.exceptions.RayError as error:
             why = getattr(error, "cause", None) or str(error).partition("\n")[0]
             problems.append(f"{machine['NodeManagerHostname']}: {why}")
+            announce(Note(f"A machine of the Ray cluster is left out: {problems[-1]}"))
     if not urls:
         raise EnvironmentFailed("\n".join(problems[:2]) or "no machine of the Ray cluster runs the environment")
-    return connect(",".join(urls)), problems
+    return connect(",".join(urls))
 
 
 class EnvServer:
     """Runs the server of the environment on its machine. A Ray actor; a plain class, for tests without Ray."""
 
-    def __init__(self, request: dict[str, Any], folder: str, address: str, token: str) -> None:
-        request["serve"] = {"host": address, "port": 0}
+    def __init__(self, request: dict[str, Any], folder: str, token: str) -> None:
         with tempfile.TemporaryFile("w", encoding="utf-8") as file:
             json.dump(request, file)
             file.seek(0)
@@ -226,6 +220,8 @@ class EnvServer:
         for line in self._tree.stdout:
             said += line.decode(errors="replace")
             if found := SERVED_AT.search(said):
+                # what it prints later is read, too: it would wait for room in the pipe
+                threading.Thread(target=deque, args=[self._tree.stdout, 0], daemon=True).start()
                 return found[1]
         said = said.strip()[-MOST_SHOWN:]
         raise EnvironmentFailed(f"The environment cannot be served on {socket.gethostname()}: {said}")

@@ -105,7 +105,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     job: type[TrainConfig] = EvalConfig if is_eval else TrainConfig
     config = resolve(job, folder.config, {"resume_anyway": "anyway" in arguments[3:]})
     _enter("loading the environment", channel)
-    runner = load_runner(config, channel, [channel.stream.fileno()])
+    runner = load_runner(config, channel)
     if channel.rank == 0 and isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
         folder.write_config(runner.config)
     config = runner.config
