@@ -132,8 +132,8 @@ class Transcript:
         """The last answer as a string, for string and chat prompts."""
         if isinstance(self.content, str):
             return self.content
-        own = [message for message in self.content if message.get("role") == "assistant"]
-        return str(own[-1].get("content") or "") if own else ""
+        own = (message for message in reversed(self.content) if message.get("role") == "assistant")
+        return str(next(own, dict[str, Any]()).get("content") or "")
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -305,8 +305,8 @@ def parse_score(returned: Any) -> ScoreResult:
         value, nested = returned["score"], returned.get("metrics")
         metrics = {**returned, **nested} if isinstance(nested, Mapping) else {**returned}
         del metrics["score"]
-    numbers = {str(name): _number(metric) for name, metric in metrics.items()}
-    finite = {name: number for name, number in numbers.items() if number is not None and abs(number) <= LARGEST_METRIC}
+    numbers = [(str(name), _number(metric)) for name, metric in metrics.items()]
+    finite = {name: number for name, number in numbers if number is not None and abs(number) <= LARGEST_METRIC}
     number = _number(value)
     if value is None or (number is not None and math.isfinite(number)):
         return ScoreResult(number, finite)

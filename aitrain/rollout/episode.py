@@ -101,8 +101,6 @@ class Episode(EnvSession):
     @property
     def stop(self) -> str:
         """Why it ended, one of STOPS."""
-        if self.too_long is not None:
-            return "no_room"
         if self.failure is not None:
             return "env_timeout" if self.failure.kind == "timed_out" else "env_error"
         return self.trajectory.stop or "done"
