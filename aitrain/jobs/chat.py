@@ -2,8 +2,6 @@
 chat`, on the terminal of the command, started as ui/output.py says.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -4,8 +4,6 @@ Tokens are only appended: the environment's messages are rendered as the differe
 template, so that no earlier token changes.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

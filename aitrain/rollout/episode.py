@@ -1,7 +1,5 @@
 """Episodes, from the first prompt to the score, on any engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext

@@ -4,8 +4,6 @@ A token id stands for a whole message or prompt: it is an index of the format's 
 the API has counted tokens, so that records, limits and token counts are those of any other engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
