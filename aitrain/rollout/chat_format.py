@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from aitrain import activity
 from aitrain.environment.completion_parser import (
@@ -41,16 +41,6 @@ _THOUGHT = "<think>\nso\n</think>\n\n"
 Schemas = Sequence[dict[str, Any]]
 
 
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that is used here."""
-
-    @property
-    def pad_token_id(self) -> int | None: ...
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-    def apply_chat_template(self, conversation: list[Message], **options: Any) -> Any: ...
-    def decode(self, token_ids: list[int], **options: bool) -> Any: ...
-
-
 ParsedTurn = tuple[Message, AssistantTurn]
 """One completion, parsed: as a message of the chat, and as the environment gets it."""
 
@@ -59,7 +49,8 @@ ParsedTurn = tuple[Message, AssistantTurn]
 class ChatFormat:
     """Renders and parses the conversations of one model; `template` is None for the tokenizer's own."""
 
-    tokenizer: Tokenizer
+    tokenizer: Any
+    """That of transformers, or one with its `encode`, `decode`, `apply_chat_template` and `pad_token_id`."""
     template: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Additional template variables (`--trl chat_template_kwargs=...`)."""
@@ -161,7 +152,8 @@ class ChatFormat:
         )
 
     def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return self.tokenizer.encode(clean(text), add_special_tokens=add_special_tokens)
+        ids: list[int] = self.tokenizer.encode(clean(text), add_special_tokens=add_special_tokens)
+        return ids
 
     # -- and back
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import starmap
 from typing import Any, TypeVar
 
 from aitrain import activity
@@ -53,6 +52,8 @@ class Episode(EnvSession):
 
     sampling: EpisodeSeeds
     """Seeds of the completions."""
+    index: int = 0
+    """Its place among the episodes that are played with it."""
     trajectory: Trajectory = field(default_factory=Trajectory)
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
@@ -138,8 +139,8 @@ class Rollout:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
         environment's, `sampling_seeds` the policy's. `most`: cases of the rank that has most; all ranks play equally
         often, also without cases, as they may generate together."""
-        rows = zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True)
-        episodes = list(starmap(Episode, rows))
+        rows = enumerate(zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True))
+        episodes = [Episode(*row, index=index) for index, row in rows]
         count = max(most, len(episodes))
         limit = self.runner.episodes_at_once or count
         with activity.own.rollout(len(episodes)):
@@ -149,27 +150,27 @@ class Rollout:
 
     async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding) -> None:
         """First the episodes that may not run beside others, one after another, then the others at the same time."""
-        together = dict(enumerate(episodes))
+        together = list(episodes)
         if self.runner.may_play_alone:  # on every rank, as those that share an engine enter and leave it together
             async with self.engine.batch(0):  # waits for no other episode
-                for index, episode in enumerate(episodes):
+                for episode in episodes:
                     if self.runner.part_of(episode.case).plays_alone:
-                        await self._play({index: together.pop(index)}, decoding, nullcontext(lambda: None))
+                        together.remove(episode)
+                        await self._play([episode], decoding, nullcontext(lambda: None))
         await self._play(together, decoding)
 
     async def _play(
         self,
-        by_index: Mapping[int, Episode],
+        episodes: list[Episode],
         decoding: Decoding,
         batch: AbstractAsyncContextManager[Leave] | None = None,
     ) -> None:
-        """Play and score episodes at the same time, by their indices; `batch`: that of the engine, if it has begun."""
-        episodes = list(by_index.values())
+        """Play and score episodes at the same time; `batch`: that of the engine, if it has begun."""
         with self.engine.clock.running("environment"):
             await self.runner.open(episodes)
         try:
             async with batch or self.engine.batch(len(episodes)) as leave:
-                await run_all(self._converse(episode, index, decoding, leave) for index, episode in by_index.items())
+                await run_all(self._converse(episode, decoding, leave) for episode in episodes)
             await self._score(episodes)
         finally:
             await self.runner.end(episodes)
@@ -186,10 +187,10 @@ class Rollout:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
             episode.too_long = len(ids)
 
-    async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
+    async def _converse(self, episode: Episode, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
-        request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, index)
+        request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, episode.index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
             """The environment's response; its untrained conversations are answered until it continues the trained one.

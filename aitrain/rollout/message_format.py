@@ -13,7 +13,7 @@ from aitrain.environment.contract import Prompt, as_messages
 from aitrain.environment.dataset import canonical_text
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.session import Message
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas, Tokenizer
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 
 FILLER = 0
 """Token id without a message; the first one of `EndOfTurn.eos_ids`."""
@@ -24,7 +24,7 @@ BEHIND_API = "an address has none"
 class MessageFormat(ChatFormat):
     """A chat format that keeps messages as they are."""
 
-    tokenizer: Tokenizer = field(default_factory=lambda: AbsentModel("tokenizer", BEHIND_API))
+    tokenizer: Any = field(default_factory=lambda: AbsentModel("tokenizer", BEHIND_API))
     has_tool_calls: bool = True
     """The API refuses tools that its model cannot use."""
     parts: list[tuple[Sequence[Message], Schemas]] = field(default_factory=lambda: [((), ())])
