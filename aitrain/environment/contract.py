@@ -53,13 +53,18 @@ MODEL_ARGUMENTS = ("model", "tokenizer")
 START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
 """Parameters that `episode` and `start` may have, beside the columns of the dataset."""
 
-ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": (*START_ARGUMENTS, "endpoint")}
-"""Parameters of the methods of ENV_KINDS; START_ARGUMENTS for the others."""
-
 GROUP_LISTS = ("completions", "texts", "messages", "scores", "metrics")
 """Arguments of `score_group` with one entry for each answer."""
 GROUP_ARGUMENTS = (*GROUP_LISTS, "case_idx", "prompt", "case")
 """Parameters that `score_group` may have, beside the columns of the dataset."""
+
+ARGUMENTS = {
+    "score_episode": SCORE_ARGUMENTS,
+    "episode": START_ARGUMENTS,
+    "start": START_ARGUMENTS,
+    "rollout": (*START_ARGUMENTS, "endpoint"),
+    "score_group": GROUP_ARGUMENTS,
+}
 
 
 @dataclass(frozen=True)
@@ -201,28 +206,23 @@ def check_contract(environment: Any, columns: Iterable[str]) -> None:
     Raises:
         EnvironmentFailed: a method has a required parameter that is neither known nor a column.
     """
-    kind, columns = env_kind(environment), set(columns)
-    _check_parameters(environment, kind, ARGUMENTS.get(kind, START_ARGUMENTS), columns)
-    if scores_groups(environment):
-        _check_parameters(environment, "score_group", GROUP_ARGUMENTS, columns)
+    methods, columns = [env_kind(environment), *["score_group"] * scores_groups(environment)], set(columns)
+    for method in methods:
+        known = {*ARGUMENTS[method], *columns}
+        for parameter in inspect.signature(getattr(environment, method)).parameters.values():
+            is_optional = parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR")
+            if not is_optional and (parameter.name not in known or parameter.kind is parameter.POSITIONAL_ONLY):
+                others = ", ".join(sorted(columns - {"prompt"})) or "none but prompt"
+                raise EnvironmentFailed(
+                    f"{type(environment).__name__}.{method} has a parameter that is unknown, or taken by position"
+                    f" only: {parameter.name}.{did_you_mean(parameter.name, known - {parameter.name})}\n"
+                    f"It may have: {', '.join(ARGUMENTS[method])}\nand the columns that every row has: {others}"
+                )
 
 
 def scores_groups(environment: object) -> bool:
     """Whether the environment scores the episodes of a group together."""
     return callable(getattr(environment, "score_group", None))
-
-
-def _check_parameters(environment: object, method: str, arguments: Sequence[str], columns: set[str]) -> None:
-    place, known = f"{type(environment).__name__}.{method}", {*arguments, *columns}
-    for parameter in inspect.signature(getattr(environment, method)).parameters.values():
-        is_optional = parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR")
-        if not is_optional and (parameter.name not in known or parameter.kind is parameter.POSITIONAL_ONLY):
-            raise EnvironmentFailed(
-                f"{place} has a parameter that is unknown, or taken by position only: {parameter.name}."
-                f"{did_you_mean(parameter.name, known - {parameter.name})}\n"
-                f"It may have: {', '.join(arguments)}\n"
-                f"and the columns that every row has: {', '.join(sorted(columns - {'prompt'})) or 'none but prompt'}"
-            )
 
 
 def call_by_name(method: Callable[..., Any], arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Any:

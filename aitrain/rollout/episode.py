@@ -212,20 +212,19 @@ class Rollout:
             tools = episode.reset.tools if episode.reset.runs_tools else ()
             while trajectory.stop is None:
                 room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                await sample_turn(self.engine, chat, trajectory, replace(request, max_tokens=room))
+                asked = replace(request, max_tokens=room)
+                message, turn = await sample_turn(self.engine, chat, trajectory, asked, self.end, tools)
                 if chat.thoughts is not None:
                     before, ids = trajectory.last_turn
                     of_turn = trajectory.mask[trajectory.turns[-1] :]
                     episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
-                message, turn = self._read(chat, trajectory, tools)
                 episode.messages.append(message)
                 episode.tool_calls += len(turn.calls)
                 episode.wrong_tool_calls += sum(bool(call.problem) for call in turn.calls)
                 response = await respond(turn)
                 episode.wrong_tool_calls += response.wrong_calls
                 trajectory.stop = self._apply(episode, response)
-            is_cut_off = trajectory.stop in LIMITS and not response.is_over
-            if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
+            if trajectory.stop in LIMITS and self.runner.part_of(episode.case).kind == "rollout":
                 await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
         except EnvironmentFailed as error:
             failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
@@ -244,14 +243,9 @@ class Rollout:
         if room < 1:
             return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
         seed = SampleSeed(episode.sampling.next_call())
-        await sample_turn(self.engine, chat, said, replace(request, max_tokens=room, seed=seed))
-        return self._read(chat, said, asked.tools)[1]
-
-    def _read(self, chat: ChatFormat, said: Trajectory, tools: Schemas) -> ParsedTurn:
-        """The last turn as a message of the conversation, and as the environment gets it."""
-        before, ids = said.last_turn
-        message, turn = chat.read(ids, before, tools, self.end.eos_ids)
-        return message, replace(turn, prompt_tokens=len(before), tokens=len(ids), is_cut=not said.ended_by_policy)
+        request = replace(request, max_tokens=room, seed=seed)
+        _, turn = await sample_turn(self.engine, chat, said, request, self.end, asked.tools)
+        return turn
 
     def _chat_of(self, episode: Episode, has_template: bool = True) -> ChatFormat:
         """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""
@@ -285,8 +279,16 @@ class Rollout:
                 trajectory.append_env_tokens([self.end.eos_ids[0]])
 
 
-async def sample_turn(engine: Engine, chat: ChatFormat, trajectory: Trajectory, request: GenerationRequest) -> None:
-    """Append a turn of the policy, of at most `request.max_tokens` tokens.
+async def sample_turn(
+    engine: Engine,
+    chat: ChatFormat,
+    trajectory: Trajectory,
+    request: GenerationRequest,
+    end: EndOfTurn,
+    tools: Schemas = (),
+) -> ParsedTurn:
+    """Append a turn of the policy, of at most `request.max_tokens` tokens; returns it as a message of the conversation,
+    and as the environment gets it.
 
     A thought that has as many tokens as its budget is ended: the tokens of its end are appended, and are not sampled;
     then the policy answers.
@@ -300,15 +302,18 @@ async def sample_turn(engine: Engine, chat: ChatFormat, trajectory: Trajectory, 
         trajectory.append_completion(await engine.generate(asked), continues_turn)
 
     await sample(budget)
-    said = trajectory.ids[start:]
-    if trajectory.ended_by_policy or len(said) < budget:
-        return
-    ending = list[int]()
-    if chat.thoughts is not None and chat.thought_tokens(said, trajectory.context[: -len(said)]) is None:
-        ending = chat.tokenizer.encode(chat.thoughts.ending, add_special_tokens=False)
-    if (left := room - len(said) - len(ending)) > 0:
-        trajectory.append_env_tokens(ending)
-        await sample(left)
+    before, said = trajectory.last_turn
+    if not trajectory.ended_by_policy and len(said) >= budget:
+        ending = list[int]()
+        if chat.thoughts is not None and chat.thought_tokens(said, before) is None:
+            ending = chat.tokenizer.encode(chat.thoughts.ending, add_special_tokens=False)
+        if (left := room - len(said) - len(ending)) > 0:
+            trajectory.append_env_tokens(ending)
+            await sample(left)
+            before, said = trajectory.last_turn
+    message, turn = chat.read(said, before, tools, end.eos_ids)
+    is_cut = not trajectory.ended_by_policy
+    return message, replace(turn, prompt_tokens=len(before), tokens=len(said), is_cut=is_cut)
 
 
 async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
