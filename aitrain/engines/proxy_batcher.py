@@ -270,15 +270,15 @@ class GenerateRequest:
         model: PreTrainedModel,
         seed: int | None,
         /,
-        input_ids: Any = None,
-        *more: Any,
-        attention_mask: Any = None,
+        input_ids: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
         **given: Any,
     ) -> GenerateRequest | None:
         """The request with these arguments of `generate`; None if no engine supports one of them, or without
         `max_new_tokens`."""
         ids, mask = input_ids, attention_mask
-        if more or not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not ids.numel():
+        if ids.dim() != 2 or not ids.numel():
             return None
         usual = model.generation_config
         settings = copy.deepcopy(usual)

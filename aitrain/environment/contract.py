@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -200,14 +200,13 @@ def env_kind(environment: object) -> EnvKind:
     return found[0]
 
 
-def check_contract(environment: Any, columns: Iterable[str]) -> None:
+def check_contract(environment: Any, columns: set[str]) -> None:
     """Check the parameters of the environment's methods; `columns` are those that every row of its dataset has.
 
     Raises:
         EnvironmentFailed: a method has a required parameter that is neither known nor a column.
     """
-    methods, columns = [env_kind(environment), *["score_group"] * scores_groups(environment)], set(columns)
-    for method in methods:
+    for method in (env_kind(environment), *["score_group"] * scores_groups(environment)):
         known = {*ARGUMENTS[method], *columns}
         for parameter in inspect.signature(getattr(environment, method)).parameters.values():
             is_optional = parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR")

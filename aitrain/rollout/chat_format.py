@@ -168,8 +168,7 @@ class ChatFormat:
             message = {"role": "assistant", "content": answer or ""}
         if thought:
             message[THOUGHT_KEYS[0]] = thought
-        is_tagged = self.keeps_thoughts and thought
-        tagged = str(self.tokenizer.decode(whole)).removesuffix(answer or "") if is_tagged else ""
+        tagged = str(self.tokenizer.decode(whole)).removesuffix(answer or "") if thought else ""
         return self._parsed(message, tools, tagged)
 
     def _parsed(self, message: Message, tools: Schemas, thought: str) -> ParsedTurn:
