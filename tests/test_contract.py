@@ -106,7 +106,7 @@ def test_a_parameter_that_cannot_be_given_is_refused(method: str, function: Call
     members = {"score_episode": lambda self: 0.0} if method == "score_group" else {}
     hotel = type("Hotel", (), {"build_dataset": lambda self: [], **members, method: function})()
     with pytest.raises(EnvironmentFailed, match=refused) if refused else nullcontext():
-        check_contract(hotel, ["prompt", "city", "answer"])
+        check_contract(hotel, {"prompt", "city", "answer"})
 
 
 # -- build_dataset

@@ -137,7 +137,6 @@ class ProxyBatcher:
             end = EndOfTurn(_eos_ids(model.generation_config.eos_token_id))
             self._engine = own = HFEngine(model, tokenizer, Sampling(), end)
             own.shares_prompts = shares_prompts
-        self._thread = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
@@ -149,7 +148,7 @@ class ProxyBatcher:
         self._window = FIRST_WINDOW
 
     def call_model(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the model; in the thread of the event loop, which must not wait, it runs at once.
+        """Call a method of the model from any thread but that of the event loop, which must not wait.
 
         Raises:
             RuntimeError: the calling task was abandoned, or calls are not served now, as the model may be training.
@@ -157,8 +156,6 @@ class ProxyBatcher:
         """
         seeds = current_seeds.get() if method == "generate" else None
         seed = None if seeds is None else seeds.next_call()
-        if threading.get_ident() == self._thread:
-            return self._run(method, seed, *args, **kwargs)
         over = RuntimeError("the model was called after the episode had ended")
         with paused():  # from before the model may begin
             with self._lock:
@@ -177,7 +174,7 @@ class ProxyBatcher:
     async def serving_calls(self, running: Callable[[], int]) -> AsyncIterator[None]:
         """Context in which calls of other threads are served; `running` returns the number of threads that may call.
         Calls that still wait at its end are refused."""
-        self._thread, self._running, self._loop = threading.get_ident(), running, asyncio.get_running_loop()
+        self._running, self._loop = running, asyncio.get_running_loop()
         try:
             with nullcontext() if self._refusal else evaluation_mode(self._model):  # one that may train keeps its mode
                 yield
@@ -240,16 +237,15 @@ class ProxyBatcher:
             request.answer.set_result(request.result([next(completions) for _ in request.rows]))
 
     def _run(self, method: str, seed: int | None, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, without dropout and gradients; a call with a seed samples with it.
+        """Call the model; a call with a seed samples with it.
 
         Raises:
             RuntimeError: the model cannot be called.
         """
         if self._refusal:
             raise RuntimeError(self._refusal)
-
         devices = [self._model.device] if self._model.device.type == "cuda" else []
-        with evaluation_mode(self._model), torch.random.fork_rng(devices, enabled=seed is not None):
+        with torch.random.fork_rng(devices, enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
             return getattr(self._model, method)(*args, **kwargs)
@@ -274,15 +270,15 @@ class GenerateRequest:
         model: PreTrainedModel,
         seed: int | None,
         /,
-        input_ids: Any = None,
-        *more: Any,
-        attention_mask: Any = None,
+        input_ids: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
         **given: Any,
     ) -> GenerateRequest | None:
         """The request with these arguments of `generate`; None if no engine supports one of them, or without
         `max_new_tokens`."""
         ids, mask = input_ids, attention_mask
-        if more or not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not ids.numel():
+        if ids.dim() != 2 or not ids.numel():
             return None
         usual = model.generation_config
         settings = copy.deepcopy(usual)

@@ -1,7 +1,5 @@
 """Parses a completion: the thought before its answer, between the tags of the chat template, and its tool calls."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -54,13 +54,18 @@ MODEL_ARGUMENTS = ("model", "tokenizer")
 START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
 """Parameters that `episode` and `start` may have, beside the columns of the dataset."""
 
-ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": (*START_ARGUMENTS, "endpoint")}
-"""Parameters of the methods of ENV_KINDS; START_ARGUMENTS for the others."""
-
 GROUP_LISTS = ("completions", "texts", "messages", "scores", "metrics")
 """Arguments of `score_group` with one entry for each answer."""
 GROUP_ARGUMENTS = (*GROUP_LISTS, "case_idx", "prompt", "case")
 """Parameters that `score_group` may have, beside the columns of the dataset."""
+
+ARGUMENTS = {
+    "score_episode": SCORE_ARGUMENTS,
+    "episode": START_ARGUMENTS,
+    "start": START_ARGUMENTS,
+    "rollout": (*START_ARGUMENTS, "endpoint"),
+    "score_group": GROUP_ARGUMENTS,
+}
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,8 @@ class Transcript:
         """The last answer as a string, for string and chat prompts."""
         if isinstance(self.content, str):
             return self.content
-        own = [message for message in self.content if message.get("role") == "assistant"]
-        return str(own[-1].get("content") or "") if own else ""
+        own = (message for message in reversed(self.content) if message.get("role") == "assistant")
+        return str(next(own, dict[str, Any]()).get("content") or "")
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -196,34 +201,28 @@ def env_kind(environment: object) -> EnvKind:
     return found[0]
 
 
-def check_contract(environment: Any, columns: Iterable[str]) -> None:
+def check_contract(environment: Any, columns: set[str]) -> None:
     """Check the parameters of the environment's methods; `columns` are those that every row of its dataset has.
 
     Raises:
         EnvironmentFailed: a method has a required parameter that is neither known nor a column.
     """
-    kind, columns = env_kind(environment), set(columns)
-    _check_parameters(environment, kind, ARGUMENTS.get(kind, START_ARGUMENTS), columns)
-    if scores_groups(environment):
-        _check_parameters(environment, "score_group", GROUP_ARGUMENTS, columns)
+    for method in (env_kind(environment), *["score_group"] * scores_groups(environment)):
+        known = {*ARGUMENTS[method], *columns}
+        for parameter in inspect.signature(getattr(environment, method)).parameters.values():
+            is_optional = parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR")
+            if not is_optional and (parameter.name not in known or parameter.kind is parameter.POSITIONAL_ONLY):
+                others = ", ".join(sorted(columns - {"prompt"})) or "none but prompt"
+                raise EnvironmentFailed(
+                    f"{type(environment).__name__}.{method} has a parameter that is unknown, or taken by position"
+                    f" only: {parameter.name}.{did_you_mean(parameter.name, known - {parameter.name})}\n"
+                    f"It may have: {', '.join(ARGUMENTS[method])}\nand the columns that every row has: {others}"
+                )
 
 
 def scores_groups(environment: object) -> bool:
     """Whether the environment scores the episodes of a group together."""
     return callable(getattr(environment, "score_group", None))
-
-
-def _check_parameters(environment: object, method: str, arguments: Sequence[str], columns: set[str]) -> None:
-    place, known = f"{type(environment).__name__}.{method}", {*arguments, *columns}
-    for parameter in inspect.signature(getattr(environment, method)).parameters.values():
-        is_optional = parameter.default is not parameter.empty or parameter.kind.name.startswith("VAR")
-        if not is_optional and (parameter.name not in known or parameter.kind is parameter.POSITIONAL_ONLY):
-            raise EnvironmentFailed(
-                f"{place} has a parameter that is unknown, or taken by position only: {parameter.name}."
-                f"{did_you_mean(parameter.name, known - {parameter.name})}\n"
-                f"It may have: {', '.join(arguments)}\n"
-                f"and the columns that every row has: {', '.join(sorted(columns - {'prompt'})) or 'none but prompt'}"
-            )
 
 
 def call_by_name(method: Callable[..., Any], arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Any:
@@ -313,8 +312,8 @@ def parse_score(returned: Any) -> ScoreResult:
         value, nested = returned["score"], returned.get("metrics")
         metrics = {**returned, **nested} if isinstance(nested, Mapping) else {**returned}
         del metrics["score"]
-    numbers = {str(name): _number(metric) for name, metric in metrics.items()}
-    finite = {name: number for name, number in numbers.items() if number is not None and abs(number) <= LARGEST_METRIC}
+    numbers = [(str(name), _number(metric)) for name, metric in metrics.items()]
+    finite = {name: number for name, number in numbers if number is not None and abs(number) <= LARGEST_METRIC}
     number = _number(value)
     if value is None or (number is not None and math.isfinite(number)):
         return ScoreResult(number, finite)

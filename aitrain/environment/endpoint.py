@@ -9,7 +9,6 @@ In a `def rollout`, `chat` returns the answer itself.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
 import secrets
@@ -199,8 +198,9 @@ def _openai_error(error: RefusedRequestError) -> Message:
     return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
 
 
+_servers: dict[int, EndpointServer] = {}
+"""The server of each process: a forked one has none of the threads of its parent."""
 _lock = threading.Lock()
-_server = functools.cache(EndpointServer)
 
 
 def endpoint_server() -> EndpointServer:
@@ -210,22 +210,15 @@ def endpoint_server() -> EndpointServer:
         kept_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""  # of both, clients read the first
         if "127.0.0.1" not in kept_out:
             os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{kept_out},127.0.0.1".lstrip(",")
-        return _server()
+        if os.getpid() not in _servers:
+            _servers[os.getpid()] = EndpointServer()
+        return _servers[os.getpid()]
 
 
 def running_address() -> object:
     """Host and port of the server of this process; None if there is none."""
-    return _server().address if _server.cache_info().currsize else None
-
-
-def _forget_server() -> None:
-    """Reset the server in a forked process, which has none of its threads."""
-    global _lock
-    _lock = threading.Lock()
-    _server.cache_clear()
-
-
-os.register_at_fork(after_in_child=_forget_server)
+    server = _servers.get(os.getpid())
+    return server and server.address
 
 
 class Endpoint:

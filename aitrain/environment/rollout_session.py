@@ -1,7 +1,5 @@
 """The session of `rollout`: code of the environment that asks the policy itself, and is suspended while it waits."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import threading

@@ -3,8 +3,6 @@
 A session runs in the process of the environment's code, which may be a worker: arguments and results are plain data.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +27,8 @@ from aitrain.environment.contract import (
 from aitrain.environment.tools import Tools
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed, Failure
+
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,6 @@ class Group:
             scores=[result.score for result in results],
             metrics=[result.metrics for result in results],
         )
-
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 chat`, on the terminal of the command, started as ui/output.py says.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
@@ -46,8 +44,8 @@ class ModelChat:
 
     name: str
     """`base`, `tuned` or `model`."""
-    label: str
-    """Which model it is."""
+    title: str
+    """The name with which model it is."""
     engine: Engine
     chat: ChatFormat
     limits: Limits
@@ -93,14 +91,15 @@ class ModelChat:
             )
         said, self.ids = Trajectory(ids), []
         request = GenerationRequest([], room, SampleSeed(seed), decoding)
-        await sample_turn(self.engine, self.chat, said, request)  # in no batch, so that the next one continues it
+        # in no batch, so that the next one continues it
+        message, _ = await sample_turn(self.engine, self.chat, said, request, self.end)
         self.ids = said.ids
         self.show(self.text)  # what was not shown while it was sampled
         self.cut_off = ""
         if not said.ended_by_policy:
             advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
             self.cut_off = f"cut off after {len(said.ids)} tokens: {advice}"
-        return [*asked, self.chat.read(said.ids, ids, (), self.end.eos_ids)[0]]
+        return [*asked, message]
 
 
 @dataclass
@@ -117,20 +116,15 @@ class ChatSession:
     def __post_init__(self) -> None:
         self.reset()
 
-    @property
-    def titles(self) -> dict[str, str]:
-        """What each model is, by its name."""
-        return {chat.name: f"{chat.name}: {chat.label}" for chat in self.chats}
-
     def reset(self, system: str | None = None) -> None:
         """Begin new conversations, with another system prompt if one is given; an empty one is none."""
         self.system = self.system if system is None else system
         for chat in self.chats:
             chat.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def __call__(self, question: str, view: ChatView | None = None) -> dict[str, str]:
-        """The answers by the models' names, shown in a view while they come. After Ctrl-C, or where an answer cannot be
-        had, the question is part of no conversation.
+    def __call__(self, question: str, show: Callable[[str, str], None] = lambda *_: None) -> dict[str, str]:
+        """The answers by the models' names; `show` gets a name and the answer so far, while it comes. After Ctrl-C, or
+        where an answer cannot be had, the question is part of no conversation.
 
         Raises:
             ConfigError: a conversation leaves no room for an answer.
@@ -138,7 +132,7 @@ class ChatSession:
         self._asked += 1
         seed, said = derived_seed(self.seed, "chat", self._asked), list[list[Message]]()
         for chat in self.chats:
-            chat.show = partial(view.answer, chat.name) if view is not None else lambda _: None
+            chat.show = partial(show, chat.name)
             with chat.scope():
                 said.append(self._loop.run(chat.ask(question, seed, self.decoding)))
         for chat, messages in zip(self.chats, said, strict=True):
@@ -174,12 +168,12 @@ def open_session(
     for name, each in named.items():
         if only not in (None, name) and before is not None:
             continue
-        label = each.label if each.step is None else f"{each.label}, step {each.step}"
+        title = f"{name}: {each.label}" + ("" if each.step is None else f", step {each.step}")
         if policy is None or not is_one_model:
             policy = load_policy(reference if is_one_model else each, wanted)
         config, engine = policy.config, policy.engine()
         limits = Limits(config.rl_max_turns, config.completion_tokens, None, policy.context)
-        chat = ModelChat(name, label, engine, chat_format(policy.tokenizer, config), limits, policy.end)
+        chat = ModelChat(name, title, engine, chat_format(policy.tokenizer, config), limits, policy.end)
         chat.has_template = policy.tokenizer.chat_template is not None
         if is_one_model and name == "base":
             chat.scope = policy.model.disable_adapter
@@ -198,8 +192,8 @@ def talk(session: ChatSession, console: Console) -> None:
     def say(text: str, style: str = "dim") -> None:
         console.print(Text(escape_controls(redact(text)), style), soft_wrap=True)
 
-    for title in session.titles.values():
-        say(title, "bold")
+    for chat in session.chats:
+        say(chat.title, "bold")
     say("/help shows the commands, Ctrl-D ends.")
     while True:
         try:
@@ -226,10 +220,10 @@ def talk(session: ChatSession, console: Console) -> None:
 
 def show_answers(session: ChatSession, console: Console, question: str) -> None:
     """Show the answers to a question while they come, also what was answered before Ctrl-C."""
-    view = ChatView(console, session.titles)
+    view = ChatView(console, {chat.name: chat.title for chat in session.chats})
     try:
         try:
-            session(question, view)
+            session(question, view.answer)
         except KeyboardInterrupt:
             view.note(session.chats[-1].name, "interrupted: this is not part of the conversation", "yellow")
             return

@@ -4,13 +4,11 @@ Tokens are only appended: the environment's messages are rendered as the differe
 template, so that no earlier token changes.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from aitrain import activity
 from aitrain.environment.completion_parser import (
@@ -43,16 +41,6 @@ _THOUGHT = "<think>\nso\n</think>\n\n"
 Schemas = Sequence[dict[str, Any]]
 
 
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that is used here."""
-
-    @property
-    def pad_token_id(self) -> int | None: ...
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-    def apply_chat_template(self, conversation: list[Message], **options: Any) -> Any: ...
-    def decode(self, token_ids: list[int], **options: bool) -> Any: ...
-
-
 ParsedTurn = tuple[Message, AssistantTurn]
 """One completion, parsed: as a message of the chat, and as the environment gets it."""
 
@@ -61,7 +49,8 @@ ParsedTurn = tuple[Message, AssistantTurn]
 class ChatFormat:
     """Renders and parses the conversations of one model; `template` is None for the tokenizer's own."""
 
-    tokenizer: Tokenizer
+    tokenizer: Any
+    """That of transformers, or one with its `encode`, `decode`, `apply_chat_template` and `pad_token_id`."""
     template: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Additional template variables (`--trl chat_template_kwargs=...`)."""
@@ -174,7 +163,8 @@ class ChatFormat:
         )
 
     def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return self.tokenizer.encode(clean(text), add_special_tokens=add_special_tokens)
+        ids: list[int] = self.tokenizer.encode(clean(text), add_special_tokens=add_special_tokens)
+        return ids
 
     # -- and back
 
@@ -189,8 +179,7 @@ class ChatFormat:
             message = {"role": "assistant", "content": answer or ""}
         if thought:
             message[THOUGHT_KEYS[0]] = thought
-        is_tagged = self.keeps_thoughts and thought
-        tagged = str(self.tokenizer.decode(whole)).removesuffix(answer or "") if is_tagged else ""
+        tagged = str(self.tokenizer.decode(whole)).removesuffix(answer or "") if thought else ""
         return self._parsed(message, tools, tagged)
 
     def _parsed(self, message: Message, tools: Schemas, thought: str) -> ParsedTurn:

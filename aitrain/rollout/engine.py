@@ -178,8 +178,8 @@ class RolloutClock:
 
     def __init__(self) -> None:
         self._total = dict.fromkeys(PARTS, 0.0)
-        self._running: Counter[str] = Counter()
-        self._since = dict.fromkeys(PARTS, 0.0)
+        self._running = Counter[str]()
+        self._since = dict[str, float]()
 
     @contextmanager
     def running(self, part: str) -> Iterator[None]:

@@ -1,12 +1,9 @@
 """Episodes, from the first prompt to the score, on any engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import starmap
 from typing import Any, TypeVar
 
 from aitrain import activity
@@ -55,6 +52,8 @@ class Episode(EnvSession):
 
     sampling: EpisodeSeeds
     """Seeds of the completions."""
+    index: int = 0
+    """Its place among the episodes that are played with it."""
     trajectory: Trajectory = field(default_factory=Trajectory)
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
@@ -101,8 +100,6 @@ class Episode(EnvSession):
     @property
     def stop(self) -> str:
         """Why it ended, one of STOPS."""
-        if self.too_long is not None:
-            return "no_room"
         if self.failure is not None:
             return "env_timeout" if self.failure.kind == "timed_out" else "env_error"
         return self.trajectory.stop or "done"
@@ -142,8 +139,8 @@ class Rollout:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
         environment's, `sampling_seeds` the policy's. `most`: cases of the rank that has most; all ranks play equally
         often, also without cases, as they may generate together."""
-        rows = zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True)
-        episodes = list(starmap(Episode, rows))
+        rows = enumerate(zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True))
+        episodes = [Episode(*row, index=index) for index, row in rows]
         count = max(most, len(episodes))
         limits = (part.episodes_at_once for part in self.runner.parts.values())
         limit = min((most for most in limits if most), default=count)
@@ -154,26 +151,26 @@ class Rollout:
 
     async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding) -> None:
         """First the episodes that may not run beside others, one after another, then the others at the same time."""
-        together = dict(enumerate(episodes))
+        together = list(episodes)
         async with self.engine.batch(0):  # on every rank, as those that share an engine enter and leave it together
-            for index, episode in enumerate(episodes):
+            for episode in episodes:
                 if self.runner.part_of(episode.case).plays_alone:
-                    await self._play({index: together.pop(index)}, decoding, nullcontext(lambda: None))
+                    together.remove(episode)
+                    await self._play([episode], decoding, nullcontext(lambda: None))
         await self._play(together, decoding)
 
     async def _play(
         self,
-        by_index: Mapping[int, Episode],
+        episodes: list[Episode],
         decoding: Decoding,
         batch: AbstractAsyncContextManager[Leave] | None = None,
     ) -> None:
-        """Play and score episodes at the same time, by their indices; `batch`: that of the engine, if it has begun."""
-        episodes = list(by_index.values())
+        """Play and score episodes at the same time; `batch`: that of the engine, if it has begun."""
         with self.engine.clock.running("environment"):
             await call_parts(self.runner, EnvRunner.open, episodes)
         try:
             async with batch or self.engine.batch(len(episodes)) as leave:
-                await run_all(self._converse(episode, index, decoding, leave) for index, episode in by_index.items())
+                await run_all(self._converse(episode, decoding, leave) for episode in episodes)
             await self._score(episodes)
         finally:
             await call_parts(self.runner, EnvRunner.end, episodes)
@@ -190,10 +187,10 @@ class Rollout:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
             episode.too_long = len(ids)
 
-    async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
+    async def _converse(self, episode: Episode, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
-        request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, index)
+        request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, episode.index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
             """The environment's response; its untrained conversations are answered until it continues the trained one.
@@ -215,20 +212,19 @@ class Rollout:
             tools = episode.reset.tools if episode.reset.runs_tools else ()
             while trajectory.stop is None:
                 room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                await sample_turn(self.engine, chat, trajectory, replace(request, max_tokens=room))
+                asked = replace(request, max_tokens=room)
+                message, turn = await sample_turn(self.engine, chat, trajectory, asked, self.end, tools)
                 if chat.thoughts is not None:
                     before, ids = trajectory.last_turn
                     of_turn = trajectory.mask[trajectory.turns[-1] :]
                     episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
-                message, turn = self._read(chat, trajectory, tools)
                 episode.messages.append(message)
                 episode.tool_calls += len(turn.calls)
                 episode.wrong_tool_calls += sum(bool(call.problem) for call in turn.calls)
                 response = await respond(turn)
                 episode.wrong_tool_calls += response.wrong_calls
                 trajectory.stop = self._apply(episode, response)
-            is_cut_off = trajectory.stop in LIMITS and not response.is_over
-            if is_cut_off and self.runner.part_of(episode.case).kind == "rollout":
+            if trajectory.stop in LIMITS and self.runner.part_of(episode.case).kind == "rollout":
                 await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
         except EnvironmentFailed as error:
             failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
@@ -247,14 +243,9 @@ class Rollout:
         if room < 1:
             return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
         seed = SampleSeed(episode.sampling.next_call())
-        await sample_turn(self.engine, chat, said, replace(request, max_tokens=room, seed=seed))
-        return self._read(chat, said, asked.tools)[1]
-
-    def _read(self, chat: ChatFormat, said: Trajectory, tools: Schemas) -> ParsedTurn:
-        """The last turn as a message of the conversation, and as the environment gets it."""
-        before, ids = said.last_turn
-        message, turn = chat.read(ids, before, tools, self.end.eos_ids)
-        return message, replace(turn, prompt_tokens=len(before), tokens=len(ids), is_cut=not said.ended_by_policy)
+        request = replace(request, max_tokens=room, seed=seed)
+        _, turn = await sample_turn(self.engine, chat, said, request, self.end, asked.tools)
+        return turn
 
     def _chat_of(self, episode: Episode, has_template: bool = True) -> ChatFormat:
         """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""
@@ -291,8 +282,16 @@ class Rollout:
                 trajectory.append_env_tokens([self.end.eos_ids[0]])
 
 
-async def sample_turn(engine: Engine, chat: ChatFormat, trajectory: Trajectory, request: GenerationRequest) -> None:
-    """Append a turn of the policy, of at most `request.max_tokens` tokens.
+async def sample_turn(
+    engine: Engine,
+    chat: ChatFormat,
+    trajectory: Trajectory,
+    request: GenerationRequest,
+    end: EndOfTurn,
+    tools: Schemas = (),
+) -> ParsedTurn:
+    """Append a turn of the policy, of at most `request.max_tokens` tokens; returns it as a message of the conversation,
+    and as the environment gets it.
 
     A thought that has as many tokens as its budget is ended: the tokens of its end are appended, and are not sampled;
     then the policy answers.
@@ -306,15 +305,18 @@ async def sample_turn(engine: Engine, chat: ChatFormat, trajectory: Trajectory, 
         trajectory.append_completion(await engine.generate(asked), continues_turn)
 
     await sample(budget)
-    said = trajectory.ids[start:]
-    if trajectory.ended_by_policy or len(said) < budget:
-        return
-    ending = list[int]()
-    if chat.thoughts is not None and chat.thought_tokens(said, trajectory.context[: -len(said)]) is None:
-        ending = chat.tokenizer.encode(chat.thoughts.ending, add_special_tokens=False)
-    if (left := room - len(said) - len(ending)) > 0:
-        trajectory.append_env_tokens(ending)
-        await sample(left)
+    before, said = trajectory.last_turn
+    if not trajectory.ended_by_policy and len(said) >= budget:
+        ending = list[int]()
+        if chat.thoughts is not None and chat.thought_tokens(said, before) is None:
+            ending = chat.tokenizer.encode(chat.thoughts.ending, add_special_tokens=False)
+        if (left := room - len(said) - len(ending)) > 0:
+            trajectory.append_env_tokens(ending)
+            await sample(left)
+            before, said = trajectory.last_turn
+    message, turn = chat.read(said, before, tools, end.eos_ids)
+    is_cut = not trajectory.ended_by_policy
+    return message, replace(turn, prompt_tokens=len(before), tokens=len(said), is_cut=is_cut)
 
 
 async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:

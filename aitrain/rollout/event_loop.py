@@ -1,7 +1,5 @@
 """One event loop for the rollouts of a process, run from code that is not async."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine

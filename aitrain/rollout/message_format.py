@@ -4,8 +4,6 @@ A token id stands for a whole message or prompt: it is an index of the format's 
 the API has counted tokens, so that records, limits and token counts are those of any other engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +13,7 @@ from aitrain.environment.contract import Prompt, as_messages
 from aitrain.environment.dataset import canonical_text
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.session import Message
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas, Tokenizer
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
 
 FILLER = 0
 """Token id without a message; the first one of `EndOfTurn.eos_ids`."""
@@ -26,7 +24,7 @@ BEHIND_API = "an address has none"
 class MessageFormat(ChatFormat):
     """A chat format that keeps messages as they are."""
 
-    tokenizer: Tokenizer = field(default_factory=lambda: AbsentModel("tokenizer", BEHIND_API))
+    tokenizer: Any = field(default_factory=lambda: AbsentModel("tokenizer", BEHIND_API))
     has_tool_calls: bool = True
     """The API refuses tools that its model cannot use."""
     parts: list[tuple[Sequence[Message], Schemas]] = field(default_factory=lambda: [((), ())])

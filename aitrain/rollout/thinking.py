@@ -3,8 +3,6 @@
 What a template offers is found by rendering it: a variable that changes nothing is not known to it.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any

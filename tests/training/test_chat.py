@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,9 +33,8 @@ def session(run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_base_and_tuned_answer_from_one_model_with_the_adapter_off_and_on(session: ChatSession) -> None:
     heard = list[tuple[str, str]]()
-    view: Any = SimpleNamespace(answer=lambda *answer: heard.append(answer))
     engines: Any = [chat.engine for chat in session.chats]
-    answers = session("12 + 30 = ?", view)
+    answers = session("12 + 30 = ?", lambda *answer: heard.append(answer))
 
     assert engines[0].model is engines[1].model
     assert answers["base"] == "42" != answers["tuned"]
