@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, PackageEnvironment, choose, prompted
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, PackageEnvironment, prompted
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.user_modules import source_files
@@ -30,7 +30,6 @@ class InspectTask(PackageEnvironment):
     """The samples of a task. Its solvers run as they are and ask the policy, which is trained on what it answers in the
     sample's own conversation; its scorers give the score, the mean of them if there are several."""
 
-    package = "inspect"
     score_range: Any = "0,1"
     model_roles: JsonMapping = field(default_factory=dict)
 
@@ -62,7 +61,7 @@ class InspectTask(PackageEnvironment):
     def build_dataset(self) -> list[JsonObject]:
         """A row for each sample, with the sample in it; the solvers ask first."""
         rows = []
-        for number, sample in enumerate(choose(list(self.task.dataset), self.size, self.seed)):
+        for number, sample in enumerate(self.choose(list(self.task.dataset))):
             given = {"id": number, **sample.model_dump(exclude_none=True)}
             if self.system is not None:
                 given["input"] = prompted(as_messages(given["input"]), self.system)

@@ -16,7 +16,7 @@ from aitrain.environment.adapters.env_server import (
     text_of,
     tool_schemas,
 )
-from aitrain.environment.adapters.settings import JsonObject, choose, prompted
+from aitrain.environment.adapters.settings import JsonObject, prompted
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 
 
@@ -35,7 +35,7 @@ class OpenRewardServer(ServerEnvironment):
             self.env = self.env or (await server.json("GET", "/list_environments"))[0]
             count = (await server.json("POST", f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
         prompt = prompted([], self.system)
-        return [{"prompt": prompt, "index": index} for index in choose(range(count), self.size, self.seed)]
+        return [{"prompt": prompt, "index": index} for index in self.choose(range(count))]
 
     def start(self, index: int) -> OpenRewardSession:
         """The session of a task."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any  # also for the objects of verifiers, which have no types here
 
-from aitrain.environment.adapters.settings import JsonMapping, PackageEnvironment, choose, prompted
+from aitrain.environment.adapters.settings import JsonMapping, PackageEnvironment, prompted
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
@@ -35,8 +35,6 @@ KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which verifiers' clients read the 
 class VerifiersEnvironment(PackageEnvironment):
     """What the adapters of both versions share. verifiers does not bound the value of a reward function, so there must
     be a score_range."""
-
-    package = "verifiers"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +96,7 @@ class LegacyVerifiers(VerifiersEnvironment):
 
     def _rows(self, dataset: Any) -> list[Message]:
         rows = []
-        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.size, self.seed)):
+        for row in (dict(dataset[number]) for number in self.choose(range(len(dataset)))):
             said = as_messages(row.pop("prompt"))
             asked = [{key: value for key, value in message.items() if value is not None} for message in said]
             rows.append({"prompt": prompted(asked, self.system), "answer": row.get("answer"), "vf_input": row})
@@ -155,7 +153,7 @@ class VerifiersV1(VerifiersEnvironment):
         from verifiers.v1.dialects.chat import message_to_wire
 
         rows: list[Message] = []
-        for data in (task.data for task in choose(self.tasks, self.size, self.seed)):
+        for data in (task.data for task in self.choose(self.tasks)):
             if self.system is not None:
                 data = data.model_copy(update={"system_prompt": self.system})
             own = as_messages(data.prompt or [])
