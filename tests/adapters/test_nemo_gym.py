@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, TrainConfig
+from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.environment.adapters.nemo_gym import NeMoGym
 from aitrain.environment.adapters.openenv import OpenEnv
 from aitrain.environment.adapters.ors import OpenRewardServer
@@ -103,3 +103,11 @@ def test_a_server_that_dies_is_a_failure_of_the_server_for_each_episode(kind: An
     with closing(EnvRunner(made, TrainConfig())) as runner:
         sessions = open_sessions(runner, [Case(number, [], row, number) for number in range(3)], [0, 0, 0])
     assert [one.failure.kind for one in sessions if one.failure] == ["server"] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_url_with_credentials_is_refused_and_not_shown(kind: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind("http://me:secret@127.0.0.1:9")
+    assert "holds credentials" in str(caught.value)
+    assert "secret@" not in str(caught.value)
