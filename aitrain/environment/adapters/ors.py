@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ class OpenRewardSession(RewardedEpisode):
 
 def events_in(text: str) -> Iterator[tuple[str, str]]:
     """The names and data of server-sent events."""
-    for block in re.split(r"\n\n", text.replace("\r\n", "\n")):
+    for block in text.replace("\r\n", "\n").split("\n\n"):
         fields = [line.partition(":") for line in block.split("\n")]
         names = [value.strip() for name, _, value in fields if name == "event"]
         # one space only: the data may begin with others
