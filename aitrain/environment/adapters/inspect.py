@@ -20,8 +20,7 @@ from aitrain.errors import ConfigError
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 """What Inspect counts for scores that are words: correct, partial, incorrect, no answer."""
 UNUSED_LIMITS = ("token_limit", "cost_limit", "time_limit", "working_limit")
-"""Limits of a task on what waiting for the policy would count for, or the policy does not tell."""
-
+"""Limits of a task on time, in which waiting for the policy would count, and on what the policy does not tell."""
 NO_SERVERS: Any = {"acp_server": False, "ctl_server": False}
 
 
@@ -55,7 +54,8 @@ class InspectTask(PackageEnvironment):
             )
         for limit in UNUSED_LIMITS:
             setattr(self.task, limit, None)
-        with TemporaryDirectory() as folder:  # imports for seconds what the processes of episodes then have
+        # the first eval imports for seconds: here, so that each process of an episode has that already
+        with TemporaryDirectory() as folder:
             inspect_ai.eval(inspect_ai.Task(), model="mockllm/model", display="none", log_dir=folder, **NO_SERVERS)
 
     def build_dataset(self) -> list[JsonObject]:
