@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript
@@ -62,10 +62,8 @@ class EnvService:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Ends the server."""
     _episodes: dict[str, ClientEpisode] = field(default_factory=dict)
-
-    @cached_property
-    def _description(self) -> bytes:
-        return encode(asdict(self.description))
+    _description: bytes = b""
+    """The description as JSON."""
 
     async def serve(self, on_ready: Callable[[str], object]) -> None:
         """Serve until `stop` is set; `on_ready` is called with the URL.
@@ -74,12 +72,13 @@ class EnvService:
             OSError: the port is taken, or the address is none of this machine.
             ConfigError: there is no token.
         """
+        # before there are clients, who take a server that is silent for lost: with many rows it takes long
+        self._description = encode(asdict(self.description))
         listener = socket.create_server((self.host, self.port), backlog=1024)
         host = socket.gethostname() if self.host == "0.0.0.0" else self.host
         server = http_server(with_token(self._answer, env_token(), lambda error: {"error": str(error)}))
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
-            _ = self._description  # which takes long with many rows: clients take a server that is silent for lost
             on_ready(f"http://{host}:{listener.getsockname()[1]}")
             while not self.stop.is_set():
                 with suppress(TimeoutError):

@@ -5,7 +5,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -133,19 +133,6 @@ UNAUTHORIZED = 401
 """Status for a wrong token."""
 
 
-def checked_urls(given: str) -> list[str]:
-    """The URLs of a list with commas.
-
-    Raises:
-        ConfigError: one is not a URL, or holds credentials; or there is no token.
-    """
-    env_token()
-    try:
-        return [check_url(url.strip(), TOKEN_VARIABLE) for url in given.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"rl_env: {error}") from None
-
-
 @cache
 def _http(process: int) -> httpx.Client:
     """The connections of a process; a forked one has its own."""
@@ -195,10 +182,8 @@ class ServedSession:
 
     first: EnvCall
     """What is sent with each call."""
-    urls: Iterator[str]
-    """The servers, again and again, in the order in which this episode tries them."""
-    servers: int
-    """Number of servers."""
+    urls: list[str]
+    """The servers, in the order in which this episode tries them."""
     _url: str = ""
     """The server that has the episode; empty before it is opened."""
 
@@ -250,15 +235,16 @@ class ServedSession:
         that a server refuses is opened on another one. A request that was received is not repeated, as the call would
         run twice."""
         until, refusals = time.monotonic() + (call.timeout or PATIENCE), 0
+        urls = itertools.cycle([self._url] if self._url else self.urls)
         while True:
-            url = self._url or next(self.urls)
+            url = next(urls)
             try:
                 received = exchange(url, "POST", path, encode(call))
                 self._url = url if path == "/v1/open" else self._url  # other first calls are the only ones
                 return received
             except ServerRefusedError:
                 refusals += 1
-                if self._url or refusals >= self.servers:
+                if self._url or refusals >= len(self.urls):
                     raise
             except UnreachedError:
                 if time.monotonic() > until or is_abandoned():
@@ -298,7 +284,7 @@ class ServedEnvironment:
         assert case is not None
         own = next(self._episodes) % len(self.urls)
         call = EnvCall(uuid.uuid4().hex, self.description.id, case.own_number)
-        return ServedSession(call, itertools.cycle(self.urls[own:] + self.urls[:own]), len(self.urls))
+        return ServedSession(call, self.urls[own:] + self.urls[:own])
 
     def served_source(self) -> list[dict[str, str]]:
         """The environment's files, each with `name` and `text`; only names inside of a folder."""
@@ -316,10 +302,13 @@ def connect(urls: str, /) -> ServedEnvironment:
     """The environment that all of these URLs serve; its server constructs it, with the keywords that are given there.
 
     Raises:
-        ConfigError: a URL is wrong.
+        ConfigError: a URL is wrong or holds credentials, or there is no token.
         EnvironmentFailed: a server does not answer, or serves another environment than the first.
     """
-    addresses = checked_urls(urls)
+    try:
+        addresses = [check_url(url.strip(), TOKEN_VARIABLE) for url in urls.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"rl_env: {error}") from None
     descriptions = list(map(_described, addresses))
     first = descriptions[0]
     for url, other in zip(addresses, descriptions, strict=True):

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from aitrain import EnvironmentFailed, TrainConfig
+from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.environment.adapters.nemo_gym import NeMoGym
-from aitrain.environment.adapters.openenv import OpenEnv, OpenEnvText
+from aitrain.environment.adapters.openenv import OpenEnv
 from aitrain.environment.adapters.ors import OpenRewardServer
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner
@@ -98,8 +98,16 @@ def test_a_server_that_dies_is_a_failure_of_the_server_for_each_episode(kind: An
         with pytest.raises(EnvironmentFailed, match=r"The server at http://127\.0\.0\.1:9 did not answer /"):
             cases_of(made)
     if kind is OpenEnv:
-        made.text = OpenEnvText({"properties": {}})
+        made.read_schema({"properties": {}})
     row = {"index": 1, "reset": {}, "task": {"responses_create_params": {}}}
     with closing(EnvRunner(made, TrainConfig())) as runner:
         sessions = open_sessions(runner, [Case(number, [], row, number) for number in range(3)], [0, 0, 0])
     assert [one.failure.kind for one in sessions if one.failure] == ["server"] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_url_with_credentials_is_refused_and_not_shown(kind: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind("http://me:secret@127.0.0.1:9")
+    assert "holds credentials" in str(caught.value)
+    assert "secret@" not in str(caught.value)

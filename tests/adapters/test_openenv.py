@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.environment.adapters.openenv import ActionRefusedError, OpenEnv, OpenEnvText
+from aitrain.environment.adapters.openenv import ActionRefusedError, OpenEnv
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import start_runner
 from aitrain.environment.session import AssistantTurn
@@ -107,6 +107,9 @@ SAY = {"properties": {"message": {"type": "string"}, "loud": {"type": "boolean"}
     ],
 )
 def test_an_answer_becomes_an_action(schema: dict[str, Any], reply: str, action: object) -> None:
-    assert OpenEnvText(schema).action_of(reply) == action
+    env = OpenEnv("http://127.0.0.1:9", score_range="any")
+    env.read_schema(schema)
+    assert env.action_of(reply) == action
+    env.read_schema(MOVE)
     with pytest.raises(ActionRefusedError, match="the fields x, y"):
-        OpenEnvText(MOVE).action_of("{x: 1}")
+        env.action_of("{x: 1}")

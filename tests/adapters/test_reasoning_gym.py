@@ -52,35 +52,6 @@ SHOUTS = SUMS.replace("Sums", "Shouts").replace(
     'register_dataset("sums"', 'DATASET_NAME = "shouts"\nregister_dataset(DATASET_NAME'
 )
 DIGITS = SUMS.replace("Sums", "Digits").replace('"sums"', '"digits"').replace("index, next(generated)", "index % 6, 0")
-COMPOSITE = """
-from dataclasses import dataclass
-from reasoning_gym.factory import create_dataset, register_dataset
-
-@dataclass
-class DatasetSpec:
-    name: str
-    weight: float
-    config: dict
-
-@dataclass
-class CompositeConfig:
-    size: int = 500
-    seed: int = 0
-    datasets: list = None
-
-class Composite:
-    def __init__(self, config):
-        common = {"size": config.size, "seed": config.seed}
-        self.parts = [create_dataset(spec.name, **common, **spec.config) for spec in config.datasets]
-
-    def __getitem__(self, index):
-        return self.parts[index % len(self.parts)][index]
-
-    def score_answer(self, answer, entry):
-        return self.parts[0].score_answer(answer, entry)
-
-register_dataset("composite", Composite, CompositeConfig)
-"""
 UTILS = """
 import re
 SYSTEM_PROMPTS = {"simple": "Answer in <answer> tags."}
@@ -95,7 +66,7 @@ def extract_answer(text, tag_name="answer"):
 def package(install: Callable[..., None]) -> None:
     tasks = {"sums": SUMS, "shouts": SHOUTS, "digits": DIGITS}
     start = f"from reasoning_gym import {', '.join(tasks)}\nfrom reasoning_gym.factory import create_dataset\n"
-    files = {"__init__": start, "factory": FACTORY, **tasks, "composite": COMPOSITE, "utils": UTILS}
+    files = {"__init__": start, "factory": FACTORY, **tasks, "utils": UTILS}
     install("reasoning-gym", "0.1.25", {f"reasoning_gym/{name}.py": text for name, text in files.items()})
 
 
@@ -113,10 +84,5 @@ def test_a_question_that_the_task_draws_several_times_is_one_case_and_not_a_solv
 
 
 def test_what_the_framework_refuses_is_told() -> None:
-    parts = [{"name": "sums", "config": {"maximum": 3}}]
-    for id, settings, word in (
-        ("shouts", {"max_nunber": 3}, "max_nunber"),
-        ("composite", {"datasets": parts}, "maximum"),
-    ):
-        with pytest.raises(EnvironmentFailed, match=word):
-            made(f"reasoning-gym:{id}", arguments=settings)
+    with pytest.raises(EnvironmentFailed, match="max_nunber"):
+        made("reasoning-gym:shouts", arguments={"max_nunber": 3})

@@ -20,7 +20,7 @@ OWN_SYSTEM = {"role": "system", "content": "Own."}
 
 def cases(*rows: Any, **settings: Any) -> list[dict[str, Any]]:
     write(Path.cwd(), {"rows.jsonl": json_lines(rows)})
-    return RowSource("", data="rows.jsonl", **settings).cases()
+    return RowSource("", score_range="any", data="rows.jsonl", **settings).cases()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_parquet_file_of_verl_that_pandas_wrote_has_lists_and_numbers_of_pytho
     pandas, numpy = pytest.importorskip("pandas"), pytest.importorskip("numpy")
     row = {"prompt": numpy.array(MESSAGES), "reward_model": {"ground_truth": numpy.array(["2", "two"])}}
     pandas.DataFrame([{**row, "extra_info": {"index": numpy.int64(3)}}]).to_parquet("rows.parquet")
-    (case,) = RowSource("", data="rows.parquet").cases()
+    (case,) = RowSource("", score_range="any", data="rows.parquet").cases()
     assert (case["prompt"], case["ground_truth"], case["extra_info"]) == (MESSAGES, ["2", "two"], {"index": 3})
 
 
@@ -63,7 +63,7 @@ def test_a_json_file_may_hold_a_list_and_files_of_windows_are_read() -> None:
     lines = json_lines([{"prompt": "é"}, {"prompt": "b"}])
     for name, text in (("rows.json", listed), ("rows.jsonl", lines), ("rows.CSV", "prompt,n\né,1\nb,2\n")):
         Path(name).write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
-        assert [case["prompt"] for case in RowSource("", data=name).cases()] == ["é", "b"]
+        assert [case["prompt"] for case in RowSource("", score_range="any", data=name).cases()] == ["é", "b"]
 
 
 def test_size_takes_the_first_rows_and_a_seed_shuffles_them_before() -> None:
@@ -88,5 +88,5 @@ def test_a_wrong_row_is_told_with_file_and_line(text: str, words: str) -> None:
     name = "rows.csv" if text.startswith("prompt") else "rows.jsonl"
     write(Path.cwd(), {name: text})
     with pytest.raises(EnvironmentFailed) as caught:
-        RowSource("", data=name).cases()
+        RowSource("", score_range="any", data=name).cases()
     assert words in str(caught.value)

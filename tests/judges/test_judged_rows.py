@@ -48,6 +48,8 @@ def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang()
     own = made("rows:train.jsonl", judges=["exact", {"judge": "own.py:brief", "weight": -0.5}])
     assert "Did you mean judges?" in refusal("rows:train.jsonl", judge="gsm8k")
     assert own.requirements.as_options() == {"rl_score_range": "-0.5,1.0", "rl_env_isolation": "process"}
+    wider = made("rows:train.jsonl", judges="exact", score_range="0,2")
+    assert wider.requirements.as_options() == {"rl_score_range": "0,2"}
     assert [file["name"] for file in kept_files(own)] == ["own.py"]
 
 

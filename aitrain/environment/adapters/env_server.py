@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from aitrain.environment.adapters.settings import AdaptedEnvironment, JsonMapping, JsonObject, requires
+from aitrain.environment.adapters.settings import AdaptedEnvironment, JsonMapping, JsonObject
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.http_server import check_url, is_local
@@ -127,13 +127,13 @@ class ServerEnvironment(AdaptedEnvironment):
     """
 
     rewards = "sum"
+    isolation = None
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
         if self.rewards not in ("sum", "last"):
             raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.rewards}")
-        try:
+        try:  # before any other message shows the URL
             self.url = check_url(self.id, "servers that want a key are not supported")
         except ValueError as error:
-            raise ConfigError(f"rl_env: {name}: {error}") from None
-        self.requirements = requires(self.score_range, name, None)
+            raise ConfigError(f"rl_env: {error}") from None
+        super().__post_init__()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from aitrain.environment.adapters.settings import JsonMapping, JsonObject, PackageEnvironment, choose, prompted
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, PackageEnvironment, prompted
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.user_modules import source_files
@@ -20,8 +20,7 @@ from aitrain.errors import ConfigError
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 """What Inspect counts for scores that are words: correct, partial, incorrect, no answer."""
 UNUSED_LIMITS = ("token_limit", "cost_limit", "time_limit", "working_limit")
-"""Limits of a task on what waiting for the policy would count for, or the policy does not tell."""
-
+"""Limits of a task on time, in which waiting for the policy would count, and on what the policy does not tell."""
 NO_SERVERS: Any = {"acp_server": False, "ctl_server": False}
 
 
@@ -30,7 +29,6 @@ class InspectTask(PackageEnvironment):
     """The samples of a task. Its solvers run as they are and ask the policy, which is trained on what it answers in the
     sample's own conversation; its scorers give the score, the mean of them if there are several."""
 
-    package = "inspect"
     score_range: Any = "0,1"
     model_roles: JsonMapping = field(default_factory=dict)
 
@@ -56,13 +54,14 @@ class InspectTask(PackageEnvironment):
             )
         for limit in UNUSED_LIMITS:
             setattr(self.task, limit, None)
-        with TemporaryDirectory() as folder:  # imports for seconds what the processes of episodes then have
+        # the first eval imports for seconds: here, so that each process of an episode has that already
+        with TemporaryDirectory() as folder:
             inspect_ai.eval(inspect_ai.Task(), model="mockllm/model", display="none", log_dir=folder, **NO_SERVERS)
 
     def build_dataset(self) -> list[JsonObject]:
         """A row for each sample, with the sample in it; the solvers ask first."""
         rows = []
-        for number, sample in enumerate(choose(list(self.task.dataset), self.size, self.seed)):
+        for number, sample in enumerate(self.choose(list(self.task.dataset))):
             given = {"id": number, **sample.model_dump(exclude_none=True)}
             if self.system is not None:
                 given["input"] = prompted(as_messages(given["input"]), self.system)

@@ -15,8 +15,8 @@ from aitrain.environment.adapters.env_server import (
     text_of,
     tool_schemas,
 )
-from aitrain.environment.adapters.rows import files_of, read_rows
-from aitrain.environment.adapters.settings import JsonObject, choose, prompted
+from aitrain.environment.adapters.rows import read_rows
+from aitrain.environment.adapters.settings import JsonObject, prompted
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 from aitrain.environment.contract import Score, as_messages
 from aitrain.errors import EnvironmentFailed
@@ -29,10 +29,6 @@ class NeMoGym(ServerEnvironment):
 
     data: str
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        files_of(self.data)
-
     async def build_dataset(self) -> list[JsonObject]:
         """The file's rows, which hold prompt, tools, and what the server needs for the score."""
         rows = []
@@ -42,7 +38,7 @@ class NeMoGym(ServerEnvironment):
                 rows.append({"prompt": prompted(list(map(_message, given)), self.system), "task": task})
             except (KeyError, TypeError):
                 raise EnvironmentFailed(f"{place}: there is no responses_create_params.input with messages") from None
-        return choose(rows, self.size, self.seed)
+        return self.choose(rows)
 
     def start(self, task: JsonObject) -> NeMoGymSession:
         """A session of the server; its cookie is what the server knows it by."""

@@ -30,47 +30,10 @@ class ActionRefusedError(AitrainError):
     """The server does not accept an answer as an action; the message becomes the observation of the policy."""
 
 
-class OpenEnvText:
-    """How actions are read and observations are shown."""
-
-    def __init__(self, action: JsonMapping) -> None:
-        """`action` is the JSON schema of actions."""
-        self.fields = {name: schema for name, schema in action["properties"].items() if name not in NOT_SHOWN}
-        """Schemas of the fields that the policy sets."""
-        self.has_tools = {"tool_name", "arguments"} <= self.fields.keys()
-        """Whether the actions are calls of MCP tools."""
-        required = [name for name in action.get("required", []) if name in self.fields]
-        self.text_field: str | None = required[0] if len(required) == 1 else None
-        """The only required field, which gets the policy's answer; None if that is the JSON object of an action."""
-
-    def action_of(self, reply: str) -> JsonObject:
-        """The action that an answer is.
-
-        Raises:
-            ActionRefusedError: it holds no JSON object, where one is needed.
-        """
-        name = self.text_field
-        try:
-            if name is None:  # the object that begins at the first brace
-                return dict(json.JSONDecoder().raw_decode(reply[reply.index("{") :])[0])
-            return {name: reply if self.fields.get(name, {}).get("type") == "string" else json.loads(reply)}
-        except ValueError:
-            if name is None:
-                what = f"answer with a JSON object with the fields {', '.join(self.fields)}"
-                raise ActionRefusedError(what) from None
-            return {name: reply.strip()}
-
-    def text_of(self, observation: JsonMapping) -> str:
-        """What the policy sees: the value of the only field, or all fields as JSON."""
-        values = {name: value for name, value in observation.items() if name not in NOT_SHOWN}
-        value = next(iter(values.values())) if len(values) == 1 else values
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 @dataclass(eq=False, kw_only=True)
 class OpenEnv(ServerEnvironment):
     """Episodes on an OpenEnv server, one session each; case number n is reset with the seed `seed` + n. The tools of an
-    MCP environment are offered as tools; for any other, the policy's answer is the action, see OpenEnvText."""
+    MCP environment are offered as tools; for any other, the policy's answer is the action, see `action_of`."""
 
     size: int = 256
     seed: int = 0
@@ -87,16 +50,16 @@ class OpenEnv(ServerEnvironment):
         """A row for each case, with what its session is reset with."""
         own = dict(self.reset or {})
         async with EnvServer(self.url) as server:
-            self.text = OpenEnvText((await server.json("GET", "/schema"))["action"])
-        if self.text.has_tools:
+            self.read_schema((await server.json("GET", "/schema"))["action"])
+        if self.has_tools:
             session = OpenEnvSession(self)
             await session.open()
             listed = await session.ask("step", data={"type": "list_tools"})
             self.tools = tool_schemas(listed["observation"]["tools"])
             await session.close()
         system = self.system
-        if system is None and not self.tools and self.text.text_field is None:
-            system = f"Answer with a JSON object with these fields: {json.dumps(self.text.fields)}"
+        if system is None and not self.tools and self.text_field is None:
+            system = f"Answer with a JSON object with these fields: {json.dumps(self.fields)}"
         prompt = prompted([], system)
         return [{"prompt": prompt, "reset": {**own, "seed": self.seed + number}} for number in range(self.size)]
 
@@ -107,6 +70,41 @@ class OpenEnv(ServerEnvironment):
     def get_tools(self) -> list[ToolJson]:
         """The tools of an MCP environment."""
         return self.tools
+
+    # -- answers as actions, observations as text
+
+    def read_schema(self, action: JsonMapping) -> None:
+        """Find out what the policy says, by the JSON schema of actions."""
+        self.fields = {name: schema for name, schema in action["properties"].items() if name not in NOT_SHOWN}
+        """Schemas of the fields of actions that the policy sets."""
+        self.has_tools = {"tool_name", "arguments"} <= self.fields.keys()
+        """Whether the actions are calls of MCP tools."""
+        required = [name for name in action.get("required", []) if name in self.fields]
+        self.text_field: str | None = required[0] if len(required) == 1 else None
+        """The only required field, which gets the policy's answer; None if that is the JSON object of an action."""
+
+    def action_of(self, reply: str) -> JsonObject:
+        """The action that an answer is.
+
+        Raises:
+            ActionRefusedError: it holds no JSON object, where one is needed.
+        """
+        name = self.text_field
+        try:
+            if name is None:  # the object that begins at the first brace
+                return dict(json.JSONDecoder().raw_decode(reply[reply.index("{") :])[0])
+            return {name: reply if self.fields[name].get("type") == "string" else json.loads(reply)}
+        except ValueError:
+            if name is None:
+                what = f"answer with a JSON object with the fields {', '.join(self.fields)}"
+                raise ActionRefusedError(what) from None
+            return {name: reply.strip()}
+
+    def text_of(self, observation: JsonMapping) -> str:
+        """What the policy sees: the value of the only field, or all fields as JSON."""
+        values = {name: value for name, value in observation.items() if name not in NOT_SHOWN}
+        value = next(iter(values.values())) if len(values) == 1 else values
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class OpenEnvSession(RewardedEpisode):
@@ -177,7 +175,7 @@ class OpenEnvSession(RewardedEpisode):
         """
         answer = await self.ask(kind, data=data)
         self.add(answer)
-        return self.owner.text.text_of(answer["observation"]), bool(answer.get("done"))
+        return self.owner.text_of(answer["observation"]), bool(answer.get("done"))
 
     async def opening(self) -> str:
         """Begin the episode; returns the first observation."""
@@ -186,10 +184,10 @@ class OpenEnvSession(RewardedEpisode):
 
     async def step(self, reply: str, calls: Sequence[ToolCall]) -> object:
         """Run the tool calls; without tools the answer is the action."""
-        if self.owner.text.has_tools:
+        if self.owner.has_tools:
             return await run_calls(calls, self._call)
         try:
-            text, is_done = await self.play("step", self.owner.text.action_of(reply))
+            text, is_done = await self.play("step", self.owner.action_of(reply))
         except ActionRefusedError as error:
             return f"error: {error}"
         return ToolResult(text, done=is_done)

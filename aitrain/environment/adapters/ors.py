@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from aitrain.environment.adapters.env_server import (
     text_of,
     tool_schemas,
 )
-from aitrain.environment.adapters.settings import JsonObject, choose, prompted
+from aitrain.environment.adapters.settings import JsonObject, prompted
 from aitrain.environment.completion_parser import ToolCall, ToolJson
 
 
@@ -35,7 +34,7 @@ class OpenRewardServer(ServerEnvironment):
             self.env = self.env or (await server.json("GET", "/list_environments"))[0]
             count = (await server.json("POST", f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
         prompt = prompted([], self.system)
-        return [{"prompt": prompt, "index": index} for index in choose(range(count), self.size, self.seed)]
+        return [{"prompt": prompt, "index": index} for index in self.choose(range(count))]
 
     def start(self, index: int) -> OpenRewardSession:
         """The session of a task."""
@@ -106,7 +105,7 @@ class OpenRewardSession(RewardedEpisode):
 
 def events_in(text: str) -> Iterator[tuple[str, str]]:
     """The names and data of server-sent events."""
-    for block in re.split(r"\n\n", text.replace("\r\n", "\n")):
+    for block in text.replace("\r\n", "\n").split("\n\n"):
         fields = [line.partition(":") for line in block.split("\n")]
         names = [value.strip() for name, _, value in fields if name == "event"]
         # one space only: the data may begin with others

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym: `--rl-env reasoning-gym:chain_sum`, or `composite` for a mixture of tasks.
+"""Tasks of reasoning-gym: `--rl-env reasoning-gym:chain_sum`.
 
 Settings: those of `settings.py`, `few_shot` (number of solved cases in each prompt) and `answer_tag`. The arguments are
 the fields of the task's own configuration, such as `max_terms`.
@@ -18,7 +18,6 @@ class ReasoningGym(PackageEnvironment):
     The entry that scores an answer is in its row: generated again, it may be another.
     """
 
-    package = "reasoning-gym"
     size: int = 500
     seed: int = 42
     score_range: Any = "0,1"
@@ -27,13 +26,10 @@ class ReasoningGym(PackageEnvironment):
 
     def __post_init__(self) -> None:
         import reasoning_gym
-        from reasoning_gym.composite import DatasetSpec
 
         super().__post_init__()
-        config = dict(self.arguments)
-        if self.id == "composite":
-            config["datasets"] = [DatasetSpec(**{"weight": 1, "config": {}, **spec}) for spec in config["datasets"]]
-        dataset = reasoning_gym.create_dataset(self.id, size=self.size + self.few_shot, seed=self.seed, **config)
+        size = self.size + self.few_shot
+        dataset = reasoning_gym.create_dataset(self.id, size=size, seed=self.seed, **self.arguments)
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
     def build_dataset(self) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any, Self
 
 from aitrain.environment.adapters.rows import Row, ScoredRows
-from aitrain.environment.adapters.settings import requires
 from aitrain.environment.contract import arguments_for
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges, load
 from aitrain.environment.user_modules import parse_id
@@ -128,8 +127,8 @@ class RewardFunctions(ScoredRows):
     sees_thoughts = True  # as in TRL
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.functions = reward_functions(self.id, self.weights, self.group)
-        self.requirements = requires(self.score_range, "reward")
         self.score_episode = Judges({ANY_SOURCE: self.functions})
         self.source_files = self.score_episode.source_files
 

@@ -12,38 +12,22 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from importlib import import_module
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.adapters.settings import AdaptedEnvironment, choose, prompted
+from aitrain.environment.adapters.settings import AdaptedEnvironment, prompted
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.judges.judge_set import JudgeDescription, Judges, load, users_place
 from aitrain.environment.judges.rules import EXAMPLES
-from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, EnvironmentFailed, no_file
 
 Row = dict[str, Any]
 Data = str | Sequence[str]
 """A file, a data set of the Hub (`org/name` or `org/name:config`), or several."""
-
-
-def files_of(data: object) -> list[str]:
-    """The files and data sets of a setting.
-
-    Raises:
-        ConfigError: it is of the wrong type, or a file does not exist.
-    """
-    names = [data] if isinstance(data, str) else data
-    if not isinstance(names, list):
-        raise ConfigError(f"rl_env_config: data must name a file, or a list of files; not {data!r}")
-    for name in names:
-        if is_file(name) and not Path(name).expanduser().is_file():
-            raise ConfigError(f"rl_env_config: data: {no_file(name)}")
-    return names
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,18 +44,24 @@ class RowSource(AdaptedEnvironment):
         """The rows of `data`, or of `eval_data`, as cases.
 
         Raises:
-            ConfigError: see files_of.
+            ConfigError: the data are of the wrong type, or a file does not exist.
             EnvironmentFailed: a file cannot be read, or a row is in none of the forms.
         """
-        rows = choose(self._rows(self.data), self.size, self.seed) if eval_data is None else self._rows(eval_data)
+        rows = self.choose(self._rows(self.data)) if eval_data is None else self._rows(eval_data)
         if self.system is None:
             return rows
         return [{**row, "prompt": prompted(as_messages(row["prompt"]), self.system)} for row in rows]
 
-    def _rows(self, data: Data | None) -> list[Row]:
-        rows = [self._case(row, place) for name in files_of(data) for place, row in read_rows(name, self.split)]
+    def _rows(self, data: object) -> list[Row]:
+        names = [data] if isinstance(data, str) else data
+        if not isinstance(names, list):
+            raise ConfigError(f"rl_env_config: data must name a file, or a list of files; not {data!r}")
+        for name in names:
+            if is_file(name) and not Path(name).expanduser().is_file():
+                raise ConfigError(f"rl_env_config: data: {no_file(name)}")
+        rows = [self._case(row, place) for name in names for place, row in read_rows(name, self.split)]
         if not rows:
-            raise EnvironmentFailed(f"There are no rows in {', '.join(files_of(data))}")
+            raise EnvironmentFailed(f"There are no rows in {', '.join(names)}")
         return rows
 
     def _case(self, row: Any, place: str) -> Row:
@@ -202,13 +192,13 @@ class JudgedRows(ScoredRows):
         self.data = self.id.split(",")
         self.score_episode = load(self.judges)
         self.source_files = self.score_episode.source_files
+        if self.score_range is None:
+            low, high = self.score_episode.score_range
+            self.score_range = (low, high) if math.isfinite(high - low) else "any"
+        super().__post_init__()
         # code of the user's and math-verify may hang: a process can be ended
-        may_hang = any(judge.place == "math" or users_place(judge.place) for judge in self.score_episode)
-        low, high = self.score_episode.score_range
-        self.requirements = EnvRequirements(
-            "process" if may_hang else None,
-            score_range=self.score_range or ((low, high) if math.isfinite(high - low) else "any"),
-        )
+        if not any(judge.place == "math" or users_place(judge.place) for judge in self.score_episode):
+            self.requirements = replace(self.requirements, isolation=None)
 
     def cases(self, eval_data: Data | None = None) -> list[Row]:
         """The rows, each of which judges can score.

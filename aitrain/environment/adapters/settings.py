@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
@@ -17,23 +17,13 @@ JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
 
 
-def requires(score_range: Any, adapter: str, isolation: Literal["process"] | None = "process") -> EnvRequirements:
-    """What an adapter's environment requires, with the setting score_range, which is checked as the option.
-
-    Raises:
-        ConfigError: it is missing.
-    """
-    if score_range is None:
-        raise ConfigError(
-            f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
-            ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for any number.'
-        )
-    return EnvRequirements(isolation, score_range=score_range)
-
-
 @dataclass(eq=False)
 class AdaptedEnvironment:
-    """What all adapters take."""
+    """What all adapters take.
+
+    Raises:
+        ConfigError: there is no score_range.
+    """
 
     id: str
     """What follows the adapter's name."""
@@ -46,22 +36,30 @@ class AdaptedEnvironment:
     """System prompt, in place of the environment's own."""
     score_range: Any = None
     """Lowest and highest score, as in --rl-score-range; needed where the framework does not say."""
+    isolation: ClassVar[Literal["process"] | None] = "process"
+
+    def __post_init__(self) -> None:
+        if self.score_range is None:
+            raise ConfigError(
+                f"rl_env_config: {self.id} does not say its lowest and its highest score: set score_range\n"
+                'For example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for any number.'
+            )
+        self.requirements = EnvRequirements(self.isolation, score_range=self.score_range)
+
+    def choose(self, rows: Sequence[Any]) -> list[Any]:
+        """The first `size` rows; of the rows shuffled with the seed, if there is one."""
+        chosen = list(rows)
+        if self.seed is not None:
+            random.Random(self.seed).shuffle(chosen)
+        return chosen[: self.size]
 
 
 @dataclass(eq=False, kw_only=True)
 class PackageEnvironment(AdaptedEnvironment):
-    """An environment of an installed package.
-
-    Raises:
-        ConfigError: there is no score_range.
-    """
+    """An environment of an installed package."""
 
     arguments: JsonMapping = field(default_factory=dict)
     """Those of the framework's own environment."""
-    package = ""
-
-    def __post_init__(self) -> None:
-        self.requirements = requires(self.score_range, self.package)
 
 
 def seed_generators(seed: int) -> None:
@@ -70,14 +68,6 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed(seed % 2**32)
-
-
-def choose(rows: Sequence[Any], size: int | None, seed: int | None) -> list[Any]:
-    """The first `size` rows; of the rows shuffled with the seed, if there is one."""
-    chosen = list(rows)
-    if seed is not None:
-        random.Random(seed).shuffle(chosen)
-    return chosen[:size]
 
 
 @dataclass(eq=False, kw_only=True)

@@ -40,7 +40,6 @@ GAME = -1  # the sender of the game's own messages
 class TextArena(Games):
     """One game for each case. The score is the player's reward: 1 for winning, -1 for losing or an invalid move."""
 
-    package = "textarena"
     score_range: Any = "-1,1"
     players: int = 1
     seat: int = 0

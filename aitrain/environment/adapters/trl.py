@@ -15,7 +15,7 @@ from typing import Any
 
 from aitrain.environment.adapters.reward import Completion, reward_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource
-from aitrain.environment.adapters.settings import prompted, requires, seed_generators
+from aitrain.environment.adapters.settings import prompted, seed_generators
 from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
 from aitrain.environment.user_modules import load_object, parse_id, source_files
@@ -35,7 +35,7 @@ class TRLEnvironment(RowSource):
     weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        self.requirements = requires(self.score_range, "trl")
+        super().__post_init__()
         own, self.factory = parse_id(self.id), load_object(*parse_id(self.id)[0])
         functions = reward_functions(self.rewards, self.weights) if self.rewards else []
         judges: list[Judge] = [*functions]

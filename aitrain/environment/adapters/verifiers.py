@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any  # also for the objects of verifiers, which have no types here
 
-from aitrain.environment.adapters.settings import JsonMapping, PackageEnvironment, choose, prompted
+from aitrain.environment.adapters.settings import JsonMapping, PackageEnvironment, prompted
 from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
@@ -35,8 +35,6 @@ KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which verifiers' clients read the 
 class VerifiersEnvironment(PackageEnvironment):
     """What the adapters of both versions share. verifiers does not bound the value of a reward function, so there must
     be a score_range."""
-
-    package = "verifiers"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +96,7 @@ class LegacyVerifiers(VerifiersEnvironment):
 
     def _rows(self, dataset: Any) -> list[Message]:
         rows = []
-        for row in (dict(dataset[number]) for number in choose(range(len(dataset)), self.size, self.seed)):
+        for row in (dict(dataset[number]) for number in self.choose(range(len(dataset)))):
             said = as_messages(row.pop("prompt"))
             asked = [{key: value for key, value in message.items() if value is not None} for message in said]
             rows.append({"prompt": prompted(asked, self.system), "answer": row.get("answer"), "vf_input": row})
@@ -143,9 +141,11 @@ class VerifiersV1(VerifiersEnvironment):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.env = _load_v1(self.id, self.arguments)
-        if self.size is None and self.env.taskset.INFINITE:
+        is_endless = self.env.taskset.INFINITE
+        if self.size is None and is_endless:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
-        self.tasks = list(islice(iter(self.env.taskset), self.size if self.seed is None else None))
+        is_cut = is_endless or self.seed is None  # a seed chooses among all tasks
+        self.tasks = list(islice(iter(self.env.taskset), self.size if is_cut else None))
         self.template = self.tasks[0]
         self._starting = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
@@ -155,7 +155,7 @@ class VerifiersV1(VerifiersEnvironment):
         from verifiers.v1.dialects.chat import message_to_wire
 
         rows: list[Message] = []
-        for data in (task.data for task in choose(self.tasks, self.size, self.seed)):
+        for data in (task.data for task in self.choose(self.tasks)):
             if self.system is not None:
                 data = data.model_copy(update={"system_prompt": self.system})
             own = as_messages(data.prompt or [])
@@ -193,10 +193,7 @@ class VerifiersV1(VerifiersEnvironment):
 
 def _load_v1(id: str, arguments: JsonMapping) -> Any:
     from verifiers.v1.configs.agent import agent_config_fields
-    from verifiers.v1.configs.env import EnvConfig
-    from verifiers.v1.env import Env
-    from verifiers.v1.utils.generic import concrete_type
-    from verifiers.v1.utils.loaders import environment_class, load_environment
+    from verifiers.v1.utils.loaders import env_config_type, load_environment
 
     from aitrain.environment.adapters import verifiers_harness
 
@@ -205,7 +202,7 @@ def _load_v1(id: str, arguments: JsonMapping) -> Any:
     if os.getcwd() not in paths:  # the tool servers of a taskset are programs that import its module
         os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, paths), os.getcwd()])
     env, _, taskset = id.rpartition("+")
-    fields: Any = concrete_type(environment_class(taskset, env), EnvConfig, origin=Env) or EnvConfig
+    fields: Any = env_config_type(taskset, env)
     agents = {name: {"harness": {"id": HARNESS}, "runtime": LOCAL} for name in agent_config_fields(fields())}
     return load_environment(fields.model_validate({"id": env, "taskset": {"id": taskset, **arguments}, **agents}))
 
