@@ -288,7 +288,7 @@ def test_the_config_of_a_copied_run_resumes_the_copy(here: Path) -> None:
 @pytest.mark.usefixtures("vllm")
 def test_the_server_of_an_eval_may_take_the_only_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    options = {"model": "tiny", "rl_env": "envs.arithmetic", "use_vllm": True}
+    options = {"model": "tiny", "rl_env": "envs.arithmetic", "use_vllm": True, "vllm_mode": "server"}
     found = check_eval(EvalConfig(**options), read_model("tiny"))
     assert (found.gpus, found.server_gpus) == ((), ("0",))
     with pytest.raises(ConfigError, match="2 GPUs"):

@@ -89,7 +89,7 @@ def _configs(
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
     from aitrain.launch.preflight import absolute
 
-    given = {**(read_file(EvalConfig, config) if config else {}), **flags}
+    given = {**(read_file(config) if config else {}), **flags}
     references = [read_model(model) for model in models]
     run = next((reference.run for reference in references if reference.run is not None), None)
     if run is None and not {"rl_env", "rl_env_module"} & {*given}:
@@ -109,7 +109,8 @@ def _configs(
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
     if merged.get("dtype") == "float16" or merged.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
-    shared = resolve(EvalConfig, config, {"model": "tiny", **flags}, taken)
+    # vLLM as a server: an engine inside the process would be a second way to the same scores
+    shared = resolve(EvalConfig, config, {"model": "tiny", "vllm_mode": "server", **flags}, taken)
     configs = list[tuple[ModelReference, EvalConfig]]()
     for reference in references:
         label = replace(reference, name=shared.model_name).label

@@ -48,13 +48,7 @@ def options(
     for section, its in groupby(found, lambda option: option.section):
         with formatter.section(section):
             formatter.write_dl(
-                [
-                    (
-                        f"{one.flag} {'' if one.is_switch else one.placeholder}",
-                        f"{one.description} [{one.shown_default}]",
-                    )
-                    for one in its
-                ]
+                [(f"{one.flag} {one.placeholder}", f"{one.description} [{one.shown_default}]") for one in its]
             )
     typer.echo(formatter.getvalue().strip("\n"))
     return 0

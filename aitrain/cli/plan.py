@@ -186,7 +186,7 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
             room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"
         yield "vLLM", f"with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"
-    prompts = "shared" if plan.batch.shares_prompts else "computed for each completion"
+    prompts = "shared" if config.shares_prompts else "computed for each completion"
     yield "passes", f"{estimate.passes} in each process; {kept}, prompts {prompts}"
     for part, (least, most) in estimate.seconds.items():
         seconds = f"{least:,.1f} to {most:,.1f} s"

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.run import EvaluationOptions, ModelOptions, RunOptions
@@ -32,21 +30,10 @@ class EvalConfig(TrainConfig, EvalOptions):
     Cases, seeds and episodes are those of a training with the same options, so that both give the same scores.
     """
 
-    @model_validator(mode="before")
-    @classmethod
-    def _serve_vllm(cls, values: object) -> object:
-        """vLLM plays an eval as a server: an engine inside the process would be a second way to the same scores."""
-        return {**values, "vllm_mode": "server"} if isinstance(values, dict) and values.get("use_vllm") else values
-
     @property
     def decodings(self) -> tuple[str, ...]:
         """The decodings that are played."""
         return ("sampled", "greedy") if self.decoding == "both" else (self.decoding,)
-
-    def written(self) -> dict[str, object]:
-        """The options as config.yaml holds them: without the options of training that have their default."""
-        fields, values = type(self).model_fields, super().written()
-        return {name: value for name, value in values.items() if name in EVAL_FLAGS or value != fields[name].default}
 
 
 _NOT_FOR_EVALS = {

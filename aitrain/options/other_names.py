@@ -228,14 +228,11 @@ ADVICE = {name: advice for advice, names in _ADVICE.items() for name in names}
 """What to do about a foreign name that no option corresponds to; any other one is to be left out."""
 
 
-def unknown_option(name: str, known: Collection[str], where: str = "") -> str:
+def unknown_option(name: str, known: Collection[str]) -> str:
     """The message for a flag or key that is no option of a job, with the option to use in its place, where one is known
-    or near.
-
-    `where` names the file of a key, as in ` (in c.yaml)`.
-    """
+    or near."""
     key = name.lstrip("-").replace("-", "_").lower()
-    return f"unknown option {shown(name)}{where}. {_advice(key, known)}".rstrip(" ")
+    return f"unknown option {shown(name)}. {_advice(key, known)}".rstrip(" ")
 
 
 def _advice(key: str, known: Collection[str]) -> str:

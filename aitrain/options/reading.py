@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from aitrain.errors import ConfigError, did_you_mean, no_file
 from aitrain.options.algorithms import OF_PAPERS, preset_settings
-from aitrain.options.other_names import unknown_option
 from aitrain.options.section import Options
 from aitrain.options.value_types import TABLES
 from aitrain.options.yaml_text import read_yaml
@@ -38,7 +37,7 @@ def resolve(
         ConfigError: the file cannot be read, or a name or value is wrong.
     """
     values: dict[str, object] = {}
-    for layer in (defaults, read_file(job, file) if file else NOTHING, flags):
+    for layer in (defaults, read_file(file) if file else NOTHING, flags):
         own = {*layer, *preset_settings(layer.get("rl_preset")), *(OF_PAPERS if "rl_preset" in layer else ())}
         for other in own.union(*(ALTERNATIVES.get(name, ()) for name in own)) - layer.keys():
             values.pop(other, None)
@@ -50,11 +49,11 @@ def resolve(
     return job(**values)
 
 
-def read_file(job: type[Options], path: Path) -> dict[str, object]:
-    """The options of a job in a YAML file.
+def read_file(path: Path) -> dict[str, object]:
+    """The options in a YAML file, unchecked.
 
     Raises:
-        ConfigError: it cannot be read, is not a mapping, or has a key that is no option.
+        ConfigError: it cannot be read, or is not a mapping.
     """
     place = os.path.expanduser(path)
     try:
@@ -65,9 +64,6 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must hold one option a line, like `lr: 1e-5`")
-    for key in map(str, loaded):
-        if key not in job.model_fields:
-            raise ConfigError(unknown_option(key, job.model_fields, f" (in {path})"))
     return {str(key): value for key, value in loaded.items()}
 
 

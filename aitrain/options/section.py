@@ -118,10 +118,10 @@ class Option:
 
     @property
     def placeholder(self) -> str:
-        """What follows the flag in its help: `INTEGER`, `KEY=VALUE`, `colocate|server`."""
+        """What follows the flag in its help: `INTEGER`, `KEY=VALUE`, `colocate|server`; nothing after a switch."""
         if self.name in TABLES:
             return "KEY=VALUE"
-        return "|".join(self.choices) or self.type_name.upper()
+        return "" if self.is_switch else "|".join(self.choices) or self.type_name.upper()
 
     @property
     def is_switch(self) -> bool:
