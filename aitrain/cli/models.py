@@ -61,7 +61,6 @@ def export(
     """
     from aitrain.launch.command_processes import run_on_terminal  # these here, because help needs none of them
     from aitrain.runs.model_reference import read_model
-    from aitrain.runs.new_folder import refuse_existing
 
     request = ExportRequest(model, out, dtype, trust_remote_code, as_json)
     reference = read_model(model)
@@ -69,7 +68,6 @@ def export(
         raise ConfigError(f"{model} is no run, checkpoint or adapter here\nList the runs with: aitrain show")
     if reference.kind == "folder" and out is None:
         raise ConfigError(f"{model} is a whole model already\nUse --out for a copy.")
-    refuse_existing(request.folder(reference.label))
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
     return run_on_terminal("aitrain.jobs.export", asdict(request))
 

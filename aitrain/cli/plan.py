@@ -117,7 +117,10 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     yield "batch", str(plan.batch)
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
-    yield "steps", _steps(plan)
+    repeated = f" x {config.repeated_updates} updates with each batch" if config.repeated_updates > 1 else ""
+    cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
+    ends = f", fewer after {config.patience} evaluations in a row without a better one" if config.patience else ""
+    yield "steps", f"{config.max_steps or cases}{ends}"
     yield "options", ", ".join(f"{name} {value}" for name, value in config.changed().items())
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"
@@ -130,15 +133,6 @@ def _run(plan: RunPlan) -> Iterator[Line]:
         yield "resumes from", str(plan.checkpoint)
     if plan.is_done:
         yield "left to do", "nothing"
-
-
-def _steps(plan: RunPlan) -> str:
-    """Number of steps, and what ends the run earlier."""
-    config, updates = plan.config, plan.config.repeated_updates
-    repeated = f" x {updates} updates with each batch" if updates > 1 else ""
-    cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
-    ends = f", fewer after {config.patience} evaluations in a row without a better one"
-    return f"{config.max_steps or cases}{ends if config.patience is not None else ''}"
 
 
 # -- what it needs

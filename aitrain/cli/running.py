@@ -175,9 +175,6 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
 
 # -- on several machines
 
-REFUSAL_SECONDS = 5.0
-"""Seconds for the attempt to tell the other machines that this one cannot run the command."""
-
 
 def train_on(nodes: Nodes, plan: RunPlan, as_json: bool, given: TrainConfig, group: NodeGroup | None) -> int:
     """Train on several machines, which must be equal, of which this is one; returns the exit code. `given`: the options
@@ -199,12 +196,6 @@ def train_on(nodes: Nodes, plan: RunPlan, as_json: bool, given: TrainConfig, gro
             raise
         finally:
             group.leave()
-
-
-def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
-    """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
-    with suppress(AitrainError, OSError):
-        (group or NodeGroup(nodes, open_store(nodes, REFUSAL_SECONDS))).refuse(error)
 
 
 def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
