@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
+from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed, to_aitrain_error
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
 from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.machines import Nodes
@@ -74,6 +74,7 @@ def run_in(
     Raises:
         AitrainError: they failed; the message says how to continue.
     """
+    cause: BaseException | None = None
     with _shown(as_json) as show:
         try:
             for event in begin:
@@ -84,11 +85,9 @@ def run_in(
                 group.show_folder(folder, plan.checkpoint, plan.processes)
                 processes = Processes(plan, folder, show, group)
             end = processes.run()
-        except BaseException as error:
-            _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error))
-            if not _has_results(folder, plan):
-                folder.discard()
-            raise
+        except BaseException as error:  # such as of a vLLM server that does not start
+            cause, ours = error, to_aitrain_error(error)
+            end = Failed(str(ours), ours.exit_code)
         if isinstance(end, Failed):
             _note_end(folder, "stopped" if end.exit_code == Interrupted.exit_code else end.status, end.message)
         has_failed = isinstance(end, Failed) and end.exit_code == RunFailed.exit_code
@@ -106,7 +105,7 @@ def run_in(
         where = f"\nrun folder: {folder.path}{details}{'' if is_refused else how_to_continue(plan, folder)}"
     failure = AitrainError(f"{end.message}{where}")
     failure.exit_code = end.exit_code
-    raise failure
+    raise failure from cause
 
 
 def _has_results(folder: RunFolder, plan: RunPlan) -> bool:
