@@ -12,8 +12,8 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.cli.train import train_options
 from aitrain.launch.preflight import RunPlan, check, check_eval
-from aitrain.options.evaluate import EvalConfig
 from aitrain.options.other_names import OPTION_OF_FIELD, SET_BY_AITRAIN, trl_fields
+from aitrain.options.train import EvalConfig
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
 from aitrain.runs.model_reference import read_model

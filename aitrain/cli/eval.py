@@ -18,9 +18,8 @@ from aitrain.cli.flags import (
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Phase
 from aitrain.options.environment import EnvironmentOptions
-from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
 from aitrain.options.reading import read_file, resolve
-from aitrain.options.train import OF_THE_RUN
+from aitrain.options.train import EVAL_FLAGS, OF_THE_RUN, EvalConfig
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.held_out import interval_text
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
@@ -29,7 +28,7 @@ from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import escape_controls
 
 
-@with_options(EvalConfig, EVAL_FLAGS - {"model"})
+@with_options(EvalConfig, EVAL_FLAGS)
 def eval(
     models: Annotated[
         list[str],

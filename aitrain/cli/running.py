@@ -18,8 +18,7 @@ from aitrain.launch.nodes import NodeGroup, facts, open_store
 from aitrain.launch.preflight import RunPlan, done_text
 from aitrain.launch.processes import Processes
 from aitrain.launch.ray_processes import RayProcesses
-from aitrain.options.evaluate import EvalConfig
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import EvalConfig, TrainConfig
 from aitrain.runs.checkpoint import has_steps
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object

@@ -5,7 +5,6 @@ and what is known about it (recipe.yaml).
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from aitrain.errors import ConfigError, did_you_mean, no_file
@@ -17,7 +16,6 @@ from aitrain.packages import PACKAGE
 
 Job = TypeVar("Job", bound=Options)
 
-NOTHING: Mapping[str, object] = MappingProxyType({})
 ALTERNATIVES = {
     "rl_env": {"rl_env_module", "rl_env_class"},
     "rl_env_module": {"rl_env"},
@@ -28,7 +26,7 @@ ALTERNATIVES = {
 
 
 def resolve(
-    job: type[Job], file: Path | None, flags: Mapping[str, object] = NOTHING, defaults: Mapping[str, object] = NOTHING
+    job: type[Job], file: Path | None, flags: Mapping[str, object] = {}, defaults: Mapping[str, object] = {}
 ) -> Job:
     """A job's options: its defaults, overridden by `defaults`, by the file, and by the flags. Flags of a table are
     `KEY=VALUE` texts, merged into the file's one.
@@ -37,7 +35,7 @@ def resolve(
         ConfigError: the file cannot be read, or a name or value is wrong.
     """
     values: dict[str, object] = {}
-    for layer in (defaults, read_file(file) if file else NOTHING, flags):
+    for layer in (defaults, read_file(file) if file else {}, flags):
         own = {*layer, *preset_settings(layer.get("rl_preset")), *(OF_PAPERS if "rl_preset" in layer else ())}
         for other in own.union(*(ALTERNATIVES.get(name, ()) for name in own)) - layer.keys():
             values.pop(other, None)
@@ -105,7 +103,7 @@ def recipes() -> dict[str, dict[str, Any]]:
     paths that work from everywhere."""
     found = dict[str, dict[str, Any]]()
     for folder in sorted(place.parent for place in RECIPES.glob("*/recipe.yaml")):
-        known, options = (_mapping(folder / name) for name in ("recipe.yaml", "config.yaml"))
+        known, options = (read_file(folder / name) for name in ("recipe.yaml", "config.yaml"))
         for name in ("rl_env", "chat_template"):
             place, colon, rest = str(options.get(name, "")).partition(":")
             if place.endswith((".py", ".jinja")):
@@ -124,9 +122,3 @@ def read_recipe(name: str) -> dict[str, Any]:
     if name not in found:
         raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, found)}\nList them with: aitrain recipe list")
     return found[name]
-
-
-def _mapping(file: Path) -> dict[str, Any]:
-    loaded = read_yaml(file.read_text(encoding="utf-8"))
-    assert isinstance(loaded, dict), file
-    return loaded
