@@ -114,6 +114,8 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
     ("wrong", "told"),
     [
         ({"rl_num_generations": 1}, "greater than or equal to 2"),
+        ({"rl_num_generation": 4}, "unknown option rl_num_generation. Did you mean rl_num_generations?"),
+        ({"self": 1}, "unknown option self"),
         ({"lr": "-1"}, "lr: must be greater than 0, not -1"),
         ({"vllm_mode": "servr"}, "must be 'colocate' or 'server', not servr"),
         ({"project_name": "a/b"}, "output_dir"),

@@ -34,7 +34,7 @@ class Options(BaseModel):
 
     if not TYPE_CHECKING:  # type checkers see pydantic's own signature, with every option in it
 
-        def __init__(self, **values: object) -> None:
+        def __init__(self, /, **values: object) -> None:
             try:
                 super().__init__(**values)
             except ValidationError as error:
