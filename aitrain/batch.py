@@ -52,10 +52,6 @@ class BatchPlan:
     """Completions of one process."""
     generations: int
     limit: PassLimit = PassLimit(1)
-    trims: bool = True
-    """Whether rows are sorted by length, and each forward pass is padded to its own longest row."""
-    shares_prompts: bool = False
-    """Whether the prompt of a group is computed once, if the model can."""
 
     @property
     def completions_per_step(self) -> int:
@@ -76,12 +72,10 @@ class BatchPlan:
         return math.ceil(self.share / self.limit.most(tokens))
 
     def __str__(self) -> str:
-        passes = f"up to {self.limit}" + (", sorted by length" if self.trims else "")
-        passes += ", shared prompts" if self.shares_prompts else ""
         return (
             f"{_counted(self.prompts_per_step, 'prompt')} x {self.generations} completions"
             f" = {self.completions_per_step} a step = {_counted(self.processes, 'process')} x {self.share},"
-            f" in forward passes of {passes}"
+            f" in forward passes of up to {self.limit}"
         )
 
 
@@ -159,8 +153,7 @@ def plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
         )
     has_tokens_only = config.batch_size is None and config.tokens_per_pass is not None
     most = share if has_tokens_only else min(share, config.completions_per_pass)
-    limit = PassLimit(most, config.tokens_per_pass)
-    return BatchPlan(processes, share, generations, limit, config.trims_padding, config.shares_prompts)
+    return BatchPlan(processes, share, generations, PassLimit(most, config.tokens_per_pass))
 
 
 def _counted(count: int, name: str) -> str:

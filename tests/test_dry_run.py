@@ -113,7 +113,7 @@ def test_a_dry_run_shows_the_plan_the_cases_and_what_is_not_checked(aitrain_grpo
     lines = done.stdout.splitlines()
     plan = {line[:12].strip(): line[13:] for line in lines}
     step = "6 prompts x 4 completions = 24 a step = 3 processes x 8"
-    assert plan["batch"] == f"{step}, in forward passes of up to 8 completions, sorted by length, shared prompts"
+    assert plan["batch"] == f"{step}, in forward passes of up to 8 completions"
     assert (plan["processes"], plan["run folder"]) == ("3 on CPU", "runs/mine")
     assert any(line.startswith("12 cases to train on, 8 held out, 6 steps") for line in lines)
     assert "not checked: the weights of tiny" in lines

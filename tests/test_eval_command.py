@@ -9,10 +9,9 @@ import pytest
 
 from aitrain.cli.eval import eval_table
 from aitrain.launch.preflight import RunPlan
-from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import THOUGHT_TOKENS
 from aitrain.options.reading import resolve
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import EvalConfig, TrainConfig
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import RecordedTurn, RolloutRecord
 from aitrain.runs.result import EvalResult, with_scores

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.cli.running import report_refusal
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import nodes
 from aitrain.launch.machines import LaunchedRank, Nodes, find_nodes, launched_rank
@@ -231,8 +230,7 @@ def test_a_machine_that_does_not_come_is_named(stores: list[MachineStore]) -> No
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_machine_whose_checks_refuse_the_command_tells_the_other_one(rank: int, stores: list[MachineStore]) -> None:
     waiting = beside(lambda: group_of(stores, 1 - rank).meet(FACTS, 0, 20.0))
-    own = Nodes(2, rank, "127.0.0.1", 29500)
-    report_refusal(own, group_of(stores, rank), ConfigError("model: not here\nMove it."))
+    group_of(stores, rank).refuse(ConfigError("model: not here\nMove it."))
     with pytest.raises(AitrainError, match=rf"^node {rank}: model: not here\nMove it.$"):
         waiting.result(20)
 

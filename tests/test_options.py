@@ -77,7 +77,7 @@ def test_a_value_comes_from_a_flag_else_the_file_else_the_default(
 def test_the_configuration_of_an_environment_is_an_object_or_a_text(here: Path) -> None:
     write(here, {"c.yaml": "rl_env_config: {city: Rome}"})
 
-    given = [{"city": "Rome"}, '{"city": "Rome"}', read_file(TrainConfig, Path("c.yaml"))["rl_env_config"]]
+    given = [{"city": "Rome"}, '{"city": "Rome"}', read_file(Path("c.yaml"))["rl_env_config"]]
 
     assert [TrainConfig(rl_env_config=value).rl_env_config for value in given] == [{"city": "Rome"}] * 3
 
@@ -114,6 +114,8 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
     ("wrong", "told"),
     [
         ({"rl_num_generations": 1}, "greater than or equal to 2"),
+        ({"rl_num_generation": 4}, "unknown option rl_num_generation. Did you mean rl_num_generations?"),
+        ({"self": 1}, "unknown option self"),
         ({"lr": "-1"}, "lr: must be greater than 0, not -1"),
         ({"vllm_mode": "servr"}, "must be 'colocate' or 'server', not servr"),
         ({"project_name": "a/b"}, "output_dir"),
@@ -163,7 +165,6 @@ def test_wrong_values_and_options_that_contradict_each_other_are_refused_with_wh
     ("file", "content", "told"),
     [
         ("none.yaml", "", "there is no file none.yaml"),
-        ("c.yaml", "rl_num_generation: 4", "rl_num_generations?"),
         ("c.yaml", "- lr", "one option a line"),
         ("c.yaml", "lr: 1\nlr: 2", "c.yaml: duplicate key lr, line 2"),
         ("c.yaml", b"\x00\xff\xfe", "can't decode byte"),

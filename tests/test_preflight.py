@@ -12,8 +12,8 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.cli.train import train_options
 from aitrain.launch.preflight import RunPlan, check, check_eval
-from aitrain.options.evaluate import EvalConfig
 from aitrain.options.other_names import OPTION_OF_FIELD, SET_BY_AITRAIN, trl_fields
+from aitrain.options.train import EvalConfig
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
 from aitrain.runs.model_reference import read_model
@@ -288,7 +288,7 @@ def test_the_config_of_a_copied_run_resumes_the_copy(here: Path) -> None:
 @pytest.mark.usefixtures("vllm")
 def test_the_server_of_an_eval_may_take_the_only_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    options = {"model": "tiny", "rl_env": "envs.arithmetic", "use_vllm": True}
+    options = {"model": "tiny", "rl_env": "envs.arithmetic", "use_vllm": True, "vllm_mode": "server"}
     found = check_eval(EvalConfig(**options), read_model("tiny"))
     assert (found.gpus, found.server_gpus) == ((), ("0",))
     with pytest.raises(ConfigError, match="2 GPUs"):

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Run, write
+from aitrain.errors import RunFailed
+from aitrain.runs.run_folder import RunFolder
+from tests.conftest import Run, run_in_process, write
 
 TALKS = """
 class Talks:
@@ -32,3 +34,20 @@ def test_a_run_shows_its_progress_and_notes_apart_from_its_result(aitrain_grpo: 
     assert "held-out score after: 0.500" in plain.stderr
     assert r"no luck \x1b[2J" in plain.stderr
     assert (plain.stdout + plain.stderr).replace("\n", "").isprintable()  # as nothing can be drawn over here
+
+
+def test_a_server_that_does_not_start_leaves_the_log_that_the_error_names(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Processes:
+        def __init__(self, plan: object, folder: RunFolder, *_: object) -> None:
+            self.log = folder.path / "vllm-server.log"
+
+        def run(self) -> None:
+            self.log.write_text("why")
+            raise RunFailed(f"vLLM did not start\nSee {self.log}")
+
+    monkeypatch.setattr("aitrain.cli.running.Processes", Processes)
+    code, _, err = run_in_process("grpo --model tiny --rl-env envs.arithmetic")
+    assert (code, "See runs/project-name/vllm-server.log" in err) == (1, True)
+    assert (here / "runs/project-name/vllm-server.log").read_text() == "why"

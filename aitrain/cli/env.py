@@ -16,7 +16,7 @@ from aitrain.cli.flags import (
     with_options,
 )
 from aitrain.errors import AitrainError, ConfigError
-from aitrain.options.reading import NOTHING, resolve
+from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 
 PORT = 8000
@@ -33,28 +33,12 @@ Tokenizer = Annotated[str, typer.Option(help="Model whose tokenizer and chat tem
 env = group("Write, check, play and inspect environments, each named as in --rl-env.")
 
 
-def checked(flags: Mapping[str, object], saved: Mapping[str, object] = NOTHING) -> TrainConfig:
-    """The options of a command: those of a run, overridden by flags. The environment is found, so that a
-    misspelt file or module is refused at once.
-
-    Raises:
-        AitrainError: an option is wrong, or there is no such environment.
-    """
-    from aitrain.environment.loader import locate_environments
-
-    config = resolve(TrainConfig, None, flags, saved)
-    locate_environments(config)
-    return config
-
-
-def _on_terminal(command: str, config: TrainConfig, **arguments: object) -> int:
-    """Run a command of the workbench in a process of its own; returns its exit code."""
+def _on_terminal(command: str, options: Mapping[str, object], **arguments: object) -> int:
+    """Become the process of a command of the workbench, which checks the options."""
     from aitrain.launch.command_processes import run_on_terminal  # here, because help does not need it
 
-    return run_on_terminal(
-        "aitrain.jobs.env_terminal",
-        {"command": command, "options": config.model_dump(exclude_unset=True), command: arguments},
-    )
+    request = {"command": command, "options": options, command: arguments}
+    return run_on_terminal("aitrain.jobs.env_terminal", request)
 
 
 # -- commands that run the environment
@@ -83,10 +67,9 @@ def check(
     from aitrain.execution.process_tree import on_stop_signals
     from aitrain.workbench.check.process import messages_of, report
 
-    config = checked({**flags, "rl_env": env, "model": tokenizer})
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
     request = {
-        "options": config.model_dump(exclude_unset=True),
+        "options": {**flags, "rl_env": env, "model": tokenizer},
         "only": names,
         "ask_judges": ask_judges,
     }
@@ -132,8 +115,8 @@ def play(
         who, tokenizer = "model", model
     if as_json and who == "person":
         raise ConfigError("--json: a person plays in the terminal; add --policy reference, --script or --model")
-    config = checked({**flags, "rl_env": env, "model": tokenizer})
-    return _on_terminal("play", config, case=case, seed=seed, policy=who, script=script, as_json=as_json)
+    options = {**flags, "rl_env": env, "model": tokenizer}
+    return _on_terminal("play", options, case=case, seed=seed, policy=who, script=script, as_json=as_json)
 
 
 @env.command()
@@ -151,8 +134,8 @@ def show(
 
     With their token counts, columns, tools and reference.
     """
-    config = checked({**flags, "rl_env": env, "model": tokenizer})
-    return _on_terminal("show", config, case=case, count=cases, as_json=as_json)
+    options = {**flags, "rl_env": env, "model": tokenizer}
+    return _on_terminal("show", options, case=case, count=cases, as_json=as_json)
 
 
 @env.command()
@@ -176,7 +159,7 @@ def serve(
     env_token()
     if env.startswith(("http://", "https://")):
         raise ConfigError(f"{env} is served already")
-    return _on_terminal("serve", checked({**flags, "rl_env": env, "model": tokenizer}), host=host, port=port)
+    return _on_terminal("serve", {**flags, "rl_env": env, "model": tokenizer}, host=host, port=port)
 
 
 @env.command()
@@ -204,8 +187,8 @@ def rescore(
         model = read_model(str(saved["model"]))
         saved["model"] = "tiny" if model.kind == "url" else model.base
     kept = {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
-    config = checked(flags, kept)
-    return _on_terminal("rescore", config, run=str(folder.path), step=step, most=most, as_json=as_json)
+    options = resolve(TrainConfig, None, flags, kept).model_dump(exclude_unset=True)
+    return _on_terminal("rescore", options, run=str(folder.path), step=step, most=most, as_json=as_json)
 
 
 # -- writing and finding environments

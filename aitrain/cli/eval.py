@@ -18,9 +18,8 @@ from aitrain.cli.flags import (
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Phase
 from aitrain.options.environment import EnvironmentOptions
-from aitrain.options.evaluate import EVAL_FLAGS, EvalConfig
 from aitrain.options.reading import read_file, resolve
-from aitrain.options.train import OF_THE_RUN
+from aitrain.options.train import EVAL_FLAGS, OF_THE_RUN, EvalConfig
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.held_out import interval_text
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
@@ -29,7 +28,7 @@ from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import escape_controls
 
 
-@with_options(EvalConfig, EVAL_FLAGS - {"model"})
+@with_options(EvalConfig, EVAL_FLAGS)
 def eval(
     models: Annotated[
         list[str],
@@ -89,7 +88,7 @@ def _configs(
     """Each model with its options: of the first run among the models, of the file, and of the flags."""
     from aitrain.launch.preflight import absolute
 
-    given = {**(read_file(EvalConfig, config) if config else {}), **flags}
+    given = {**(read_file(config) if config else {}), **flags}
     references = [read_model(model) for model in models]
     run = next((reference.run for reference in references if reference.run is not None), None)
     if run is None and not {"rl_env", "rl_env_module"} & {*given}:
@@ -109,7 +108,8 @@ def _configs(
         taken.pop("save_best", None)  # which would leave out the half of the cases that chose the step
     if merged.get("dtype") == "float16" or merged.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
-    shared = resolve(EvalConfig, config, {"model": "tiny", **flags}, taken)
+    # vLLM as a server: an engine inside the process would be a second way to the same scores
+    shared = resolve(EvalConfig, config, {"model": "tiny", "vllm_mode": "server", **flags}, taken)
     configs = list[tuple[ModelReference, EvalConfig]]()
     for reference in references:
         label = replace(reference, name=shared.model_name).label

@@ -94,7 +94,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         help=f"{option.description} [{option.shown_default}]",
         metavar=option.placeholder,
         rich_help_panel=option.section,
-        autocompletion=lambda: list(option.choices),
+        autocompletion=lambda: option.choices,
     )
     kind = bool if option.is_switch else list[str] if option.name in REPEATED else str
     annotation: Any = Annotated[kind | None, info]

@@ -1,20 +1,24 @@
 """`aitrain`: its commands, which are imported when they are called, and how errors are shown."""
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
 import traceback
 from importlib import import_module
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer._click import Command, Context
 from typer.core import TyperGroup
 
 import aitrain
 from aitrain import packages
 from aitrain.cli.flags import JobCommand
 from aitrain.errors import AitrainError, WorseError, write_error_file
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
 
 COMMANDS = {
     "grpo": "Train a model with GRPO on your environment.",

@@ -1,6 +1,5 @@
 """`aitrain options`: the options of a training, searched by words, and the JSON schema of a file."""
 
-from dataclasses import asdict
 from itertools import groupby
 from typing import Annotated
 
@@ -42,19 +41,13 @@ def options(
     if not found:
         raise ConfigError(unknown_option("_".join(wanted), TrainConfig.model_fields))
     if as_json:
-        print_json([asdict(option) for option in found])
+        print_json(list(map(vars, found)))
         return 0
     formatter = ctx.make_formatter()
     for section, its in groupby(found, lambda option: option.section):
         with formatter.section(section):
             formatter.write_dl(
-                [
-                    (
-                        f"{one.flag} {'' if one.is_switch else one.placeholder}",
-                        f"{one.description} [{one.shown_default}]",
-                    )
-                    for one in its
-                ]
+                [(f"{one.flag} {one.placeholder}", f"{one.description} [{one.shown_default}]") for one in its]
             )
     typer.echo(formatter.getvalue().strip("\n"))
     return 0

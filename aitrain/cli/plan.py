@@ -110,7 +110,10 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     yield "batch", str(plan.batch)
     trained = "for LoRA" if config.peft else "for all weights"
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
-    yield "steps", _steps(plan)
+    repeated = f" x {config.repeated_updates} updates with each batch" if config.repeated_updates > 1 else ""
+    cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
+    ends = f", fewer after {config.patience} evaluations in a row without a better one" if config.patience else ""
+    yield "steps", f"{config.max_steps or cases}{ends}"
     yield "options", ", ".join(f"{name} {value}" for name, value in config.changed().items())
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"
@@ -123,15 +126,6 @@ def _run(plan: RunPlan) -> Iterator[Line]:
         yield "resumes from", str(plan.checkpoint)
     if plan.is_done:
         yield "left to do", "nothing"
-
-
-def _steps(plan: RunPlan) -> str:
-    """Number of steps, and what ends the run earlier."""
-    config, updates = plan.config, plan.config.repeated_updates
-    repeated = f" x {updates} updates with each batch" if updates > 1 else ""
-    cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
-    ends = f", fewer after {config.patience} evaluations in a row without a better one"
-    return f"{config.max_steps or cases}{ends if config.patience is not None else ''}"
 
 
 # -- what it needs
@@ -175,7 +169,7 @@ def _on_hardware(plan: RunPlan, estimate: HardwareEstimate) -> Iterator[Line]:
             room = "too little (--vllm-gpu-memory-utilization, --vllm-tensor-parallel-size)"
         yield "vLLM", f"with {config.vllm_memory:.0%} of each GPU: {room}"
     kept = "activations kept" if config.disable_gradient_checkpointing else "gradient checkpointing"
-    prompts = "shared" if plan.batch.shares_prompts else "computed for each completion"
+    prompts = "shared" if config.shares_prompts else "computed for each completion"
     yield "passes", f"{estimate.passes} in each process; {kept}, prompts {prompts}"
     for part, (least, most) in estimate.seconds.items():
         seconds = f"{least:,.1f} to {most:,.1f} s"

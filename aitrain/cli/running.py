@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
+from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed, to_aitrain_error
 from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
 from aitrain.execution.process_tree import on_stop_signals
 from aitrain.launch.machines import Nodes
@@ -18,8 +18,7 @@ from aitrain.launch.nodes import NodeGroup, facts, open_store
 from aitrain.launch.preflight import RunPlan, done_text
 from aitrain.launch.processes import Processes
 from aitrain.launch.ray_processes import RayProcesses
-from aitrain.options.evaluate import EvalConfig
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import EvalConfig, TrainConfig
 from aitrain.runs.checkpoint import has_steps
 from aitrain.runs.new_folder import remarks
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
@@ -74,6 +73,7 @@ def run_in(
     Raises:
         AitrainError: they failed; the message says how to continue.
     """
+    cause: BaseException | None = None
     with _shown(as_json) as show:
         try:
             for event in begin:
@@ -84,11 +84,9 @@ def run_in(
                 group.show_folder(folder, plan.checkpoint, plan.processes)
                 processes = Processes(plan, folder, show, group)
             end = processes.run()
-        except BaseException as error:
-            _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error))
-            if not _has_results(folder, plan):
-                folder.discard()
-            raise
+        except BaseException as error:  # such as of a vLLM server that does not start
+            cause, ours = error, to_aitrain_error(error)
+            end = Failed(str(ours), ours.exit_code)
         if isinstance(end, Failed):
             _note_end(folder, "stopped" if end.exit_code == Interrupted.exit_code else end.status, end.message)
         has_failed = isinstance(end, Failed) and end.exit_code == RunFailed.exit_code
@@ -106,7 +104,7 @@ def run_in(
         where = f"\nrun folder: {folder.path}{details}{'' if is_refused else how_to_continue(plan, folder)}"
     failure = AitrainError(f"{end.message}{where}")
     failure.exit_code = end.exit_code
-    raise failure
+    raise failure from cause
 
 
 def _has_results(folder: RunFolder, plan: RunPlan) -> bool:
@@ -175,9 +173,6 @@ def start_lines(plan: RunPlan, folder: RunFolder) -> list[str]:
 
 # -- on several machines
 
-REFUSAL_SECONDS = 5.0
-"""Seconds for the attempt to tell the other machines that this one cannot run the command."""
-
 
 def train_on(nodes: Nodes, plan: RunPlan, as_json: bool, given: TrainConfig, group: NodeGroup | None) -> int:
     """Train on several machines, which must be equal, of which this is one; returns the exit code. `given`: the options
@@ -199,12 +194,6 @@ def train_on(nodes: Nodes, plan: RunPlan, as_json: bool, given: TrainConfig, gro
             raise
         finally:
             group.leave()
-
-
-def report_refusal(nodes: Nodes, group: NodeGroup | None, error: AitrainError) -> None:
-    """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
-    with suppress(AitrainError, OSError):
-        (group or NodeGroup(nodes, open_store(nodes, REFUSAL_SECONDS))).refuse(error)
 
 
 def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:

@@ -125,17 +125,13 @@ def _table(rows: Sequence[dict[str, Any]]) -> Text:
         age = duration(max(0.0, time.time() - row["heartbeat"])).split()[0] if row["heartbeat"] else ""
         name = " ".join(escape_controls(row["name"]).split())
         shown = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-        kind, scores = row["job"], [interval and interval["mean"] for interval in (row["before"], row["after"])]
-        if kind == "grpo":
-            kind = "held-out"
-            if scores[1] is None and row["rewards"]:
-                kind, scores = "reward", [row["rewards"][0], row["rewards"][-1]]
-        if scores[1] is None:
-            kind, said = "", ""
-        else:
-            first, last = map(number, scores)
-            said = last if kind == "eval" else f"{first} -> {last}"
-        lines.append([shown, status, steps, kind, said, age])
+        kind, scores = (
+            row["job"].replace("grpo", "held-out"),
+            [one["mean"] for one in (row["before"], row["after"]) if one],
+        )
+        if row["after"] is None:
+            kind, scores = ("reward", [row["rewards"][0], row["rewards"][-1]]) if row["rewards"] else ("", [])
+        lines.append([shown, status, steps, kind, " -> ".join(map(number, scores)), age])
     return text_table(lines)
 
 

@@ -42,10 +42,8 @@ def sweep(
     from aitrain.ui.terminal import Screen
 
     flags, is_begun = {} if trials is None else {"trials": trials}, file.is_dir()
-    if is_begun:
-        plan = check_sweep(SweepConfig(**{**open_study(file).user_attrs.get("config", {}), **flags}))
-    else:
-        plan = check_sweep(resolve(SweepConfig, file, flags))
+    saved = open_study(file).user_attrs.get("config", {}) if is_begun else {}
+    plan = check_sweep(resolve(SweepConfig, None if is_begun else file, flags, saved))
     if dry_run:
         derived = {"trials": plan.trials, "folder": str(plan.folder), "notes": [*plan.notes]}
         print_json({**plan.config.written(), **derived})

@@ -60,6 +60,10 @@ def train_options(config: Path | None, flags: Mapping[str, object], resume: bool
     return resolve(TrainConfig, config, {**place, **given})
 
 
+REFUSAL_SECONDS = 5.0
+"""Seconds for the attempt to tell the other machines that this one cannot run the command."""
+
+
 def train(options: TrainConfig, as_json: bool, dry_run: bool = False) -> int:
     """Check the options, and train, or for a dry run show the plan; returns the exit code.
 
@@ -84,11 +88,12 @@ def train(options: TrainConfig, as_json: bool, dry_run: bool = False) -> int:
         try:
             plan = check(options, locks=locks)
         except AitrainError as error:
-            with suppress(AitrainError):  # the refusal itself is said below
+            # the other machines would wait for this one; the refusal itself is said below
+            with suppress(AitrainError, OSError):
                 if (nodes := find_nodes(options)) is not None:
-                    from aitrain.cli.running import report_refusal
+                    from aitrain.launch.nodes import NodeGroup, open_store
 
-                    report_refusal(nodes, group, error)
+                    (group or NodeGroup(nodes, open_store(nodes, REFUSAL_SECONDS))).refuse(error)
             raise
         from aitrain.cli.running import train_here, train_on
 

@@ -26,7 +26,7 @@ from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, Interrupted
 from aitrain.events import Ended, Step
 from aitrain.execution.failure import FailureCount
-from aitrain.options.evaluate import EvalConfig
+from aitrain.options.train import EvalConfig
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import EndOfTurn, limits_of
 from aitrain.rollout.message_format import BEHIND_API, FILLER, MessageFormat

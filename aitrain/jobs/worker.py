@@ -36,9 +36,8 @@ from aitrain.events import (
 )
 from aitrain.execution.process_tree import end_with_parent, on_stop_signals
 from aitrain.jobs.env_loading import load_runner
-from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import EvalConfig, TrainConfig
 from aitrain.redaction import RedactedStream
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.new_folder import inherit_lock

@@ -20,12 +20,11 @@ from aitrain.launch.resource_estimate import (
     device_memory,
     memory_of,
 )
-from aitrain.options.evaluate import EvalConfig
 from aitrain.options.generation import VLLMOptions
 from aitrain.options.other_names import check_trl_fields
 from aitrain.options.reading import resolve
 from aitrain.options.run import LoRAOptions
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import EvalConfig, TrainConfig
 from aitrain.packages import installed, named_folder
 from aitrain.redaction import has_secret
 from aitrain.runs.checkpoint import (

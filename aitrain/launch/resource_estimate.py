@@ -177,7 +177,7 @@ class ResourceEstimate:
         casts = weights.is_mixed and weights.width == 4 and parts == 1
         halved = 2 * shape.weights if casts else 0
         cached = 0 if config.peft else halved
-        copies = halved * (2 if batch.shares_prompts else 1) if keeps else cached
+        copies = halved * (2 if config.shares_prompts else 1) if keeps else cached
 
         prompt, completion = assumed_lengths(config)
         generation = 0

@@ -119,7 +119,7 @@ def _seconds(needs: ResourceEstimate, hardware: Hardware, assumed: Assumptions) 
     generation = forward(rows / batch.generations * prompt, prompt) / gpus + steps * token
 
     passes = batch.passes(prompt + math.ceil(mean))
-    prompts = batch.share / batch.generations if batch.shares_prompts else batch.share
+    prompts = batch.share / batch.generations if config.shares_prompts else batch.share
     recomputed = not config.disable_gradient_checkpointing
     # without gradients: for vLLM's correction or later updates, and for the reference
     scorings = (config.use_vllm or schedule.updates > 1) + (config.rl_kl_coef > 0)

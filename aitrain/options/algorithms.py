@@ -237,9 +237,7 @@ class GRPOOptions(Options):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _fill_in_preset(cls, values: object, make: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(values, dict):
-            return make(values)
+    def _fill_in_preset(cls, values: dict[str, object], make: ModelWrapValidatorHandler[Self]) -> Self:
         settings = preset_settings(values.get("rl_preset"))
         if "gradient_accumulation" in values:  # which says the same in another way
             settings.pop("rl_prompts_per_step", None)

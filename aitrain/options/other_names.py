@@ -7,9 +7,8 @@ a run are refused.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +27,9 @@ OPTION_OF_FIELD = {
     "epsilon_high": "rl_clip_range_high",
     "importance_sampling_level": "rl_loss_type",
     "scale_rewards": "rl_scale_rewards",
-    "bf16": "mixed_precision",
+    "bf16": "mixed_precision=bf16",
     "epsilon": "rl_clip_range",
-    "fp16": "mixed_precision",
+    "fp16": "mixed_precision=fp16",
     "fsdp": "distributed_backend",
     "gradient_accumulation_steps": "gradient_accumulation",
     "gradient_checkpointing": "disable_gradient_checkpointing",
@@ -68,43 +67,38 @@ def check_trl_fields(config: TrainConfig) -> None:
     Raises:
         ConfigError: for the first of them, with what to use in its place.
     """
-    for name, why in _wrong_fields(config):
-        raise ConfigError(f"trl: {name}: {why}")
-
-
-def _wrong_fields(config: TrainConfig) -> Iterator[tuple[str, str]]:
     fields, options = trl_fields() if config.trl else {}, type(config).model_fields
     for name, value in config.trl.items():
         kind = fields.get(name)
         if name in ADVICE:
-            yield name, f"has no effect here\n{ADVICE[name]}"
-        elif option := SAME_AS.get(name, name if name in options else ""):
-            yield name, f"aitrain has an option for it: {option}"
-        elif fields and kind is None:
-            yield name, f"TRL has no such field.{did_you_mean(name, fields)}"
-        elif kind is not None and not has_type(kind, value):
-            yield name, f"must be {kind.replace(' | ', ' or ')}, not {value!r}"
-        elif name.startswith("vllm_") and value not in (None, False) and not config.use_vllm:
-            yield name, "has no effect here\nAdd use_vllm, or leave it out."
+            raise ConfigError(f"trl: {name}: has no effect here\n{ADVICE[name]}")
+        if option := SAME_AS.get(name, name if name in options else ""):
+            raise ConfigError(f"trl: {name}: aitrain has an option for it: {option}")
+        if fields and kind is None:
+            raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
+        if kind is not None and not has_type(kind, value):
+            raise ConfigError(f"trl: {name}: must be {kind.replace(' | ', ' or ')}, not {value!r}")
+        if name.startswith("vllm_") and value not in (None, False) and not config.use_vllm:
+            raise ConfigError(f"trl: {name}: has no effect here\nAdd use_vllm, or leave it out.")
     for key in config.trl_table("model_init_kwargs"):
-        option = SAME_AS.get(key, key).partition("=")[0]
+        option, place = SAME_AS.get(key, key).partition("=")[0], f"trl: model_init_kwargs: {key}"
         if option in options:
-            yield f"model_init_kwargs: {key}", f"aitrain has an option for it: {option}"
+            raise ConfigError(f"{place}: aitrain has an option for it: {option}")
         if config.use_vllm:
-            yield "model_init_kwargs", "would not reach vLLM: use a model folder whose config.json has these settings"
+            raise ConfigError(f"{place} would not reach vLLM: use a model folder whose config.json has these settings")
 
 
 @cache
 def trl_fields() -> dict[str, str]:
     """GRPOConfig's fields with their types, as TRL and transformers write them; empty if these are not installed."""
     found: dict[str, str] = {}
-    specs = [(installed(package), file) for package, file in _SOURCES]
-    paths = [Path(folder, file) for spec, file in specs if spec for folder in spec.submodule_search_locations or ()]
-    for path in filter(Path.exists, paths):
-        classes = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef))
-        for field in chain.from_iterable(node.body for node in classes):
-            if isinstance(field, ast.AnnAssign):
-                found.setdefault(ast.unparse(field.target), ast.unparse(field.annotation))
+    for package, file in _SOURCES:
+        if (spec := installed(package)) and spec.origin:
+            text = (Path(spec.origin).parent / file).read_text(encoding="utf-8")
+            for kind in ast.parse(text).body:
+                for field in kind.body if isinstance(kind, ast.ClassDef) else ():
+                    if isinstance(field, ast.AnnAssign):
+                        found.setdefault(ast.unparse(field.target), ast.unparse(field.annotation))
     return found
 
 
@@ -128,8 +122,6 @@ SAME_AS = {
     "use_peft": "peft",
     "lora_target_modules": "target_modules",
     "load_in_4bit": "quantization=int4",
-    "bf16": "mixed_precision=bf16",
-    "fp16": "mixed_precision=fp16",
     "load_in_8bit": "quantization=int8",
     "torch_dtype": "dtype",
     "hub_model_id": "repo_id",
@@ -228,14 +220,11 @@ ADVICE = {name: advice for advice, names in _ADVICE.items() for name in names}
 """What to do about a foreign name that no option corresponds to; any other one is to be left out."""
 
 
-def unknown_option(name: str, known: Collection[str], where: str = "") -> str:
+def unknown_option(name: str, known: Collection[str]) -> str:
     """The message for a flag or key that is no option of a job, with the option to use in its place, where one is known
-    or near.
-
-    `where` names the file of a key, as in ` (in c.yaml)`.
-    """
+    or near."""
     key = name.lstrip("-").replace("-", "_").lower()
-    return f"unknown option {shown(name)}{where}. {_advice(key, known)}".rstrip(" ")
+    return f"unknown option {shown(name)}. {_advice(key, known)}".rstrip(" ")
 
 
 def _advice(key: str, known: Collection[str]) -> str:

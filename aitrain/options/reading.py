@@ -5,12 +5,10 @@ and what is known about it (recipe.yaml).
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from aitrain.errors import ConfigError, did_you_mean, no_file
 from aitrain.options.algorithms import OF_PAPERS, preset_settings
-from aitrain.options.other_names import unknown_option
 from aitrain.options.section import Options
 from aitrain.options.value_types import TABLES
 from aitrain.options.yaml_text import read_yaml
@@ -18,7 +16,6 @@ from aitrain.packages import PACKAGE
 
 Job = TypeVar("Job", bound=Options)
 
-NOTHING: Mapping[str, object] = MappingProxyType({})
 ALTERNATIVES = {
     "rl_env": {"rl_env_module", "rl_env_class"},
     "rl_env_module": {"rl_env"},
@@ -29,7 +26,7 @@ ALTERNATIVES = {
 
 
 def resolve(
-    job: type[Job], file: Path | None, flags: Mapping[str, object] = NOTHING, defaults: Mapping[str, object] = NOTHING
+    job: type[Job], file: Path | None, flags: Mapping[str, object] = {}, defaults: Mapping[str, object] = {}
 ) -> Job:
     """A job's options: its defaults, overridden by `defaults`, by the file, and by the flags. Flags of a table are
     `KEY=VALUE` texts, merged into the file's one.
@@ -38,7 +35,7 @@ def resolve(
         ConfigError: the file cannot be read, or a name or value is wrong.
     """
     values: dict[str, object] = {}
-    for layer in (defaults, read_file(job, file) if file else NOTHING, flags):
+    for layer in (defaults, read_file(file) if file else {}, flags):
         own = {*layer, *preset_settings(layer.get("rl_preset")), *(OF_PAPERS if "rl_preset" in layer else ())}
         for other in own.union(*(ALTERNATIVES.get(name, ()) for name in own)) - layer.keys():
             values.pop(other, None)
@@ -50,11 +47,11 @@ def resolve(
     return job(**values)
 
 
-def read_file(job: type[Options], path: Path) -> dict[str, object]:
-    """The options of a job in a YAML file.
+def read_file(path: Path) -> dict[str, object]:
+    """The options in a YAML file, unchecked.
 
     Raises:
-        ConfigError: it cannot be read, is not a mapping, or has a key that is no option.
+        ConfigError: it cannot be read, or is not a mapping.
     """
     place = os.path.expanduser(path)
     try:
@@ -65,9 +62,6 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must hold one option a line, like `lr: 1e-5`")
-    for key in map(str, loaded):
-        if key not in job.model_fields:
-            raise ConfigError(unknown_option(key, job.model_fields, f" (in {path})"))
     return {str(key): value for key, value in loaded.items()}
 
 
@@ -109,7 +103,7 @@ def recipes() -> dict[str, dict[str, Any]]:
     paths that work from everywhere."""
     found = dict[str, dict[str, Any]]()
     for folder in sorted(place.parent for place in RECIPES.glob("*/recipe.yaml")):
-        known, options = (_mapping(folder / name) for name in ("recipe.yaml", "config.yaml"))
+        known, options = (read_file(folder / name) for name in ("recipe.yaml", "config.yaml"))
         for name in ("rl_env", "chat_template"):
             place, colon, rest = str(options.get(name, "")).partition(":")
             if place.endswith((".py", ".jinja")):
@@ -128,9 +122,3 @@ def read_recipe(name: str) -> dict[str, Any]:
     if name not in found:
         raise ConfigError(f"There is no recipe {name}.{did_you_mean(name, found)}\nList them with: aitrain recipe list")
     return found[name]
-
-
-def _mapping(file: Path) -> dict[str, Any]:
-    loaded = read_yaml(file.read_text(encoding="utf-8"))
-    assert isinstance(loaded, dict), file
-    return loaded

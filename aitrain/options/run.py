@@ -99,7 +99,7 @@ class LoggingOptions(Options):
 
 
 class EvaluationOptions(Options):
-    """Scoring held-out cases."""
+    """Scoring held-out cases, and ending a training by their scores."""
 
     section = "Evaluation"
     resume_safe = True
@@ -113,14 +113,6 @@ class EvaluationOptions(Options):
     """When to score the held-out cases during training as well."""
     eval_steps: PositiveInt = 100
     """Steps between two evaluations, with --eval-strategy steps."""
-
-
-class StoppingOptions(Options):
-    """Ending a training by its held-out scores."""
-
-    section = "Stopping"
-    resume_safe = True
-
     patience: PositiveInt | None = None
     """Stop after this many evaluations in a row without a better held-out score than all earlier ones."""
 

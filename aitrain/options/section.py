@@ -2,7 +2,6 @@
 need it; and the JSON schema of a file of options, for editors.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeVar
 
@@ -35,7 +34,7 @@ class Options(BaseModel):
 
     if not TYPE_CHECKING:  # type checkers see pydantic's own signature, with every option in it
 
-        def __init__(self, **values: object) -> None:
+        def __init__(self, /, **values: object) -> None:
             try:
                 super().__init__(**values)
             except ValidationError as error:
@@ -96,20 +95,23 @@ def _message(error: ValidationError, job: type[Options]) -> str:
 _TYPE_NAMES = {bool: "switch", dict[str, object]: "JSON object", float: "number", int: "integer", str: "text"}
 
 
-@dataclass(frozen=True)
 class Option:
     """One option of a job."""
 
-    name: str
-    section: str
-    type_name: str
-    """switch, integer, number, text or JSON object."""
-    choices: tuple[str, ...]
-    """The values that it may have; empty where it is not a choice."""
-    default: object
-    resume_safe: bool
-    """Whether a resumed run may have another value."""
-    description: str
+    def __init__(self, section: type[Options], name: str, field: FieldInfo) -> None:
+        parts = leaves(field.annotation)
+        self.name, self.section, self.default, self.description = (
+            name,
+            section.section,
+            field.default,
+            field.description,
+        )
+        self.choices = [part for part in parts if isinstance(part, str)]
+        """The values that it may have; empty where it is not a choice."""
+        self.type_name = "text" if self.choices else next(text for kind, text in _TYPE_NAMES.items() if kind in parts)
+        """switch, integer, number, text or JSON object."""
+        self.resume_safe = section.resume_safe or RESUME_SAFE in field.metadata
+        """Whether a resumed run may have another value."""
 
     @property
     def flag(self) -> str:
@@ -118,10 +120,10 @@ class Option:
 
     @property
     def placeholder(self) -> str:
-        """What follows the flag in its help: `INTEGER`, `KEY=VALUE`, `colocate|server`."""
+        """What follows the flag in its help: `INTEGER`, `KEY=VALUE`, `colocate|server`; nothing after a switch."""
         if self.name in TABLES:
             return "KEY=VALUE"
-        return "|".join(self.choices) or self.type_name.upper()
+        return "" if self.is_switch else "|".join(self.choices) or self.type_name.upper()
 
     @property
     def is_switch(self) -> bool:
@@ -140,30 +142,18 @@ class Option:
 def options_of(job: type[Options]) -> tuple[Option, ...]:
     """Every option of a job, section by section."""
     return tuple(
-        _option(section, name, field) for section in sections_of(job) for name, field in section.model_fields.items()
-    )
-
-
-def _option(section: type[Options], name: str, field: FieldInfo) -> Option:
-    parts = leaves(field.annotation)
-    choices = tuple(part for part in parts if isinstance(part, str))
-    return Option(
-        name,
-        section.section,
-        "text" if choices else next(text for kind, text in _TYPE_NAMES.items() if kind in parts),
-        choices,
-        field.default,
-        section.resume_safe or RESUME_SAFE in field.metadata,
-        str(field.description),
+        Option(section, name, field) for section in sections_of(job) for name, field in section.model_fields.items()
     )
 
 
 # -- JSON schema
 
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
-
 
 @cache
 def json_schema(job: type[Options]) -> dict[str, object]:
     """The schema: every option with its description, default and values, and no other key."""
-    return {"$schema": DRAFT, **job.model_json_schema(), "title": f"Options of {job.__name__}"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **job.model_json_schema(),
+        "title": f"Options of {job.__name__}",
+    }

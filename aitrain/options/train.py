@@ -1,9 +1,11 @@
-"""`TrainConfig`, the options of a training run, and what follows from them for FSDP2. Names and defaults are
-AITraining's wherever it has the option.
+"""`TrainConfig`, the options of a training run, what follows from them for FSDP2, and `EvalConfig`, the options of an
+eval: those of the training whose held-out cases it plays, and its own. Names and defaults are AITraining's wherever it
+has the option.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from aitrain.options.algorithms import (
     ALGORITHMS,
@@ -27,9 +29,10 @@ from aitrain.options.run import (
     ModelOptions,
     OptimizerOptions,
     RunOptions,
-    StoppingOptions,
     TRLOptions,
 )
+from aitrain.options.section import Options
+from aitrain.options.value_types import PositiveInt
 
 PASS_BY_PASS: dict[str, object] = {
     "use_adaptive_entropy": False, "top_entropy_quantile": 1, "pad_to_multiple_of": "auto",
@@ -46,7 +49,6 @@ class TrainConfig(
     HardwareOptions,
     HubOptions,
     CheckpointOptions,
-    StoppingOptions,
     EvaluationOptions,
     LoRAOptions,
     VLLMOptions,
@@ -188,10 +190,59 @@ def reshards_after_forward(config: TrainConfig, weights: int) -> bool:
     return config.peft or weights >= FSDP_SMALL
 
 
+# -- an eval
+
+
+class EvalOptions(Options):
+    """What an eval plays, and how."""
+
+    section = "Eval"
+
+    decoding: Literal["sampled", "greedy", "both"] = "both"
+    """Play each case with sampled completions, with the likeliest ones (greedy), or both."""
+    concurrency: PositiveInt | None = None
+    """Episodes at a time in each process; unset: as many as a forward pass of the training has, and at least 32, with
+    transformers, 256 with vLLM, 16 requests to an address."""
+    model_name: str | None = None
+    """The model's name at an OpenAI-compatible address, which needs one."""
+
+
+class EvalConfig(TrainConfig, EvalOptions):
+    """The options of one eval.
+
+    Cases, seeds and episodes are those of a training with the same options, so that both give the same scores.
+    """
+
+    @property
+    def decodings(self) -> tuple[str, ...]:
+        """The decodings that are played."""
+        return ("sampled", "greedy") if self.decoding == "both" else (self.decoding,)
+
+
+EVAL_FLAGS = {
+    *(
+        name
+        for section in (
+            EvalOptions,
+            ModelOptions,
+            EnvironmentOptions,
+            RunOptions,
+            GenerationOptions,
+            VLLMOptions,
+            EvaluationOptions,
+        )
+        for name in section.model_fields
+    ),
+    *("rl_max_prompt_length", "rl_prompts_per_step", "num_processes", "mixed_precision", "ddp_timeout"),
+} - {"model", "vllm_mode", "vllm_sleep_mode", "rl_check", "eval_strategy", "eval_steps", "patience"}
+"""Options of `aitrain eval`; the others of a training have no effect on an eval."""
+
 OF_THE_RUN = {
-    *(name for section in (ModelOptions, EnvironmentOptions, GenerationOptions) for name in section.model_fields),
-    *(name for name in BatchOptions.model_fields if name not in ("epochs", "max_steps")),
-    *("seed", "eval_cases", "eval_samples", "save_best", "rl_num_generations", "peft"),
-    "mixed_precision",
-} - {"model"}
+    *(
+        name
+        for section in (ModelOptions, EnvironmentOptions, GenerationOptions, BatchOptions)
+        for name in section.model_fields
+    ),
+    *("seed", "eval_cases", "eval_samples", "save_best", "rl_num_generations", "peft", "mixed_precision"),
+} - {"model", "epochs", "max_steps"}
 """Options that an eval of a run takes over from it: they decide on its cases and episodes."""

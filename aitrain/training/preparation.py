@@ -109,7 +109,7 @@ def prepare(context: RunContext) -> Prepared | None:
     with explain_refusals():
         trainer = EpisodeTrainer(context, inputs, partial(save_checkpoint, manifest, eval_state))
     trainer.add_callback(tracking := Tracking(context, trainer))
-    if inputs.batch.shares_prompts and trainer.rows_apart:
+    if config.shares_prompts and trainer.rows_apart:
         context.note(f"The prompt of each completion is computed by itself: {trainer.rows_apart}.", "info")
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)

@@ -216,7 +216,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.lowered = dict[str, int]()
         """Options of a forward pass that the warm-up has lowered."""
         # the router's loss depends on which rows share a pass
-        self.trims = inputs.batch.trims and not self.aux_loss_enabled
+        self.trims = config.trims_padding and not self.aux_loss_enabled
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.batches = batch_source(inputs.runner, self.rollouts, inputs.split.train, self.schedule, self.args)
@@ -228,7 +228,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.depends_on_padding = not has_rotary_positions or policy._is_stateful
         self.rows_apart = "positions depend on padding" if self.depends_on_padding else "this is off"
         """Why each row is computed with its own prompt; empty if prompts are shared."""
-        if inputs.batch.shares_prompts and self.trims and not self.depends_on_padding:
+        if config.shares_prompts and self.trims and not self.depends_on_padding:
             with gradient_checkpointing(policy, self.args):
                 self.rows_apart = of_first(why_apart(policy, is_precise))  # all processes make the same passes
         self.shares_prompts = not self.rows_apart

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aitrain.options.evaluate import EvalConfig
-from aitrain.options.train import TrainConfig
+from aitrain.options.train import EvalConfig, TrainConfig
 from aitrain.packages import public_base
 from aitrain.redaction import is_secret_name, redact, without_secrets
 from aitrain.runs.checkpoint import checkpoints_of

@@ -18,8 +18,7 @@ from aitrain.environment.runner import start_runner
 from aitrain.errors import ConfigError, EnvironmentFailed, Interrupted
 from aitrain.events import Event
 from aitrain.jobs import evaluate as eval_job
-from aitrain.options.evaluate import EvalConfig
-from aitrain.options.train import OF_THE_RUN, TrainConfig
+from aitrain.options.train import OF_THE_RUN, EvalConfig, TrainConfig
 from aitrain.runs.model_reference import run_options
 from aitrain.runs.records import MetricsLine, RolloutRecord
 from aitrain.runs.result import EvalResult
