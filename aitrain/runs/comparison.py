@@ -7,7 +7,6 @@ corrected for the number of comparisons.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -112,8 +111,7 @@ class Comparison:
     @property
     def counts(self) -> dict[str, int]:
         """How many cases have each outcome."""
-        outcomes = Counter(pair.outcome for pair in self.pairs)
-        return {outcome: outcomes[outcome] for outcome in get_args(Outcome)}
+        return {outcome: len(self.cases(outcome)) for outcome in get_args(Outcome)}
 
     def is_worse_by(self, margin: float) -> bool:
         """Whether B is worse than A by more than a margin, also at the interval's upper limit."""
