@@ -2,9 +2,9 @@
 
 import filecmp
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 from aitrain.runs.json_values import JsonObject, as_object, as_text
@@ -79,7 +79,9 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
         if ends[0] == ends[1]
         else ("not compared", f"of step {ends[0]}, and of step {ends[1]}"),
     }
-    return Reproduction(run.path, again.path, parts, _facts(run, again))
+    before, after = map(_made_with, (run, again))
+    facts = {name: (before.get(name, "-"), after.get(name, "-")) for name in {**before, **after}}
+    return Reproduction(run.path, again.path, parts, facts)
 
 
 Line = RolloutRecord | MetricsLine
@@ -125,8 +127,7 @@ def _difference(one: object, other: object) -> float:
 def _shown(one: object, other: object) -> str:
     """Two JSON values as text, from shortly before the first difference on."""
     texts = [json.dumps(value, ensure_ascii=False) for value in (one, other)]
-    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))))
-    begin = max(0, same - CONTEXT)
+    begin = max(0, len(os.path.commonprefix(texts)) - CONTEXT)
     return " and ".join(text[begin : begin + 2 * CONTEXT] for text in texts)
 
 
@@ -157,13 +158,8 @@ def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Answer:
     return _alike(largest, f"model/ of step {step}")
 
 
-def _facts(run: RunFolder, again: RunFolder) -> dict[str, tuple[str, str]]:
-    """What the two were made with, by name."""
-    before, after = map(_made_with, (run, again))
-    return {name: (before.get(name, "-"), after.get(name, "-")) for name in {**before, **after}}
-
-
 def _made_with(folder: RunFolder) -> dict[str, str]:
+    """Versions, hardware and source of a run, by name."""
     made = read_object(folder.environment)
     facts = {
         name: made.get(name) for name in ("python", "platform", "cpus", "gpus", "git_commit", "class", "chat_template")
