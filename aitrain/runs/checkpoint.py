@@ -23,7 +23,7 @@ from aitrain.redaction import to_jsonable, without_secrets
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.records import RECORD, MetricsLine, RolloutRecord, read_metrics
-from aitrain.runs.run_folder import RunFolder, keep_lines, read_lines, read_object, sync, write_json
+from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, sync, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
@@ -91,7 +91,7 @@ def checkpoints_of(folder: RunFolder) -> list[Path]:
 
 def has_steps(folder: RunFolder) -> bool:
     """Whether a step of the run was logged or saved."""
-    return any(True for _ in read_lines(folder.metrics)) or bool(checkpoints_of(folder))
+    return any(True for _ in read_metrics(folder.metrics)) or bool(checkpoints_of(folder))
 
 
 def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path | None:

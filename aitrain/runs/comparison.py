@@ -309,7 +309,7 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
         scores = [sample.score for each in samples for sample in each.values()]
         if unscored := scores.count(None):
             yield f"{unscored} of {len(scores)} episodes of {scoring.label} have no score: they are left out"
-        if scoring.status not in ("", "finished"):
+        if scoring.status not in ("unknown", "finished"):
             yield f"{scoring.label} is {scoring.status}: it may lack episodes"
     known = [name for name in COMPARED_OPTIONS if name in a.options and name in b.options]
     if differing := _differing({name: [a.options[name], b.options[name]] for name in known}):

@@ -118,17 +118,17 @@ def _read(folder: Path, label: str, wanted: Sequence[str]) -> RecordedScoring:
     run, rollouts = RunFolder(folder), RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     status, result, options = read_object(run.status), read_object(run.result), read_options(run.config)
-    state = state_of(status) if status else ""
+    state = state_of(status)
     phases = {entry.eval_phase.rpartition("_")[0] for entry in rollouts.entries}
     phase = next((phase for phase in wanted if phase in phases), None)
     if phase is None:
         if "eval" in phases:
             raise ConfigError(f"{folder} is an eval of one model\nName what it is compared with: aitrain compare A B")
         raise ConfigError(
-            f"{folder} has no scores of held-out cases {wanted[-1]} its training (status {state or 'unknown'})"
+            f"{folder} has no scores of held-out cases {wanted[-1]} its training (status {state})"
             f"\nIf it has a model, score that with: aitrain eval {shlex.quote(str(folder))}"
         )
-    evaluated = as_object(result.get("model")).get("given") if phase == "eval" else None
+    evaluated = as_object(result.get("model")).get("given")  # that of a training is a path
     model = str(evaluated or options.get("model") or result.get("base_model") or "")
     step = (result.get("model_step") or result.get("steps")) if phase == "after" else None
     name = short(model, EXCERPT) + ("" if step is None else f", step {step}")

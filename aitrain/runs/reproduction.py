@@ -127,7 +127,7 @@ def _difference(one: object, other: object) -> float:
 def _shown(one: object, other: object) -> str:
     """Two JSON values as text, from shortly before the first difference on."""
     texts = [json.dumps(value, ensure_ascii=False) for value in (one, other)]
-    begin = max(0, len(os.path.commonprefix(texts)) - CONTEXT)
+    begin = max(0, len(os.path.commonprefix(texts)) - CONTEXT)  # noqa: RUF071  # not of paths
     return " and ".join(text[begin : begin + 2 * CONTEXT] for text in texts)
 
 
