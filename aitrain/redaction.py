@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 from urllib.parse import quote
 
 SECRET_NAME = re.compile(
@@ -293,12 +293,9 @@ class RedactedLog:
             env=variables,
             start_new_session=True,
         )
-
-    @property
-    def pipe(self) -> IO[bytes]:
-        """The end for writing."""
         assert self._process.stdin is not None
-        return self._process.stdin
+        self.pipe = self._process.stdin
+        """The end for writing."""
 
     def close(self) -> None:
         """Wait until all is written, for a short time if a process that is left still has the pipe."""

@@ -22,8 +22,9 @@ from pathlib import Path
 import psutil
 
 from aitrain.runs.checkpoint import STAGING, checkpoints_of, damage_of
+from aitrain.runs.records import read_metrics
 from aitrain.runs.reproduction import compare_repetition
-from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.runs.run_folder import RunFolder
 from benchmarks.measuring import ROOT, Asked, Figure
 
 PATIENCE = 600.0
@@ -125,7 +126,7 @@ class Torture:
         return {(one.st_ino, one.st_mtime_ns) for one in found}
 
     def _steps(self) -> list[int]:
-        return [line["step"] for line in read_lines(self.run.metrics)]
+        return [line.step for line in read_metrics(self.run.metrics)]
 
     def _kill(self, child: subprocess.Popen[bytes]) -> None:
         """Everything at once: parent and training processes."""

@@ -86,10 +86,14 @@ def json_lines(rows: Iterable[object]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON lines file, without a line that is being written; none if the file is missing."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.rpartition("\n")[0].split("\n") if line]
+
+
 def episodes_of(run: Path, phase: str | None = None) -> list[dict[str, Any]]:
     """The records of training in a run folder, of all processes; or those of a scoring of held-out cases."""
-    from aitrain.runs.run_folder import read_lines
-
     records = [record for file in sorted(run.glob("rollouts/*.jsonl")) for record in read_lines(file)]
     return [record for record in records if record.get("eval_phase") == phase]
 

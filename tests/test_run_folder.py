@@ -17,7 +17,8 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.errors import CannotWriteError
 from aitrain.runs.new_folder import LOCK, lock_file, locked
-from aitrain.runs.run_folder import RunFolder, append_lines, read_lines, read_object, write_text
+from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_text
+from tests.conftest import read_lines
 
 
 def test_a_folder_is_never_shared_and_a_discarded_one_goes_with_what_it_made(tmp_path: Path) -> None:

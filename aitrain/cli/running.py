@@ -21,7 +21,8 @@ from aitrain.launch.ray_processes import RayProcesses
 from aitrain.options.train import EvalConfig, TrainConfig
 from aitrain.runs.checkpoint import has_steps
 from aitrain.runs.new_folder import remarks
-from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.runs.records import read_rollouts
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.page import write_report
@@ -112,7 +113,7 @@ def _has_results(folder: RunFolder, plan: RunPlan) -> bool:
     if not folder.is_new or folder.result.exists():
         return True
     is_eval = isinstance(plan.config, EvalConfig)
-    return any(True for file in folder.rollout_files for _ in read_lines(file)) if is_eval else has_steps(folder)
+    return any(True for _ in read_rollouts(folder.path)) if is_eval else has_steps(folder)
 
 
 def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:

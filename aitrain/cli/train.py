@@ -191,13 +191,15 @@ def reproduce(
     if as_json:
         print_json(compared.to_json())
     else:
-        for part in compared.parts:
-            typer.echo(escape_controls(f"{part.name:8} {part.same}: {part.about}"))
+        for part, (same, about) in compared.parts.items():
+            typer.echo(escape_controls(f"{part:8} {same}: {about}"))
         for name, (one, other) in compared.facts.items():
             if compared.first_difference or one != other:
                 typer.echo(escape_controls(f"{name:14} {one}  |  {other}"))
     if first := compared.first_difference:
-        raise WorseError(f"{after.path} is not the same as {before.path}: first in the {first.name}, {first.about}")
+        raise WorseError(
+            f"{after.path} is not the same as {before.path}: first in the {first}, {compared.parts[first][1]}"
+        )
     return 0
 
 

@@ -8,7 +8,7 @@ checkpoints/checkpoint-<step>/
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from aitrain.redaction import to_jsonable, without_secrets
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.json_values import JsonObject, as_object
 from aitrain.runs.records import RECORD, MetricsLine, RolloutRecord, read_metrics
-from aitrain.runs.run_folder import RunFolder, keep_lines, read_lines, read_object, sync, write_json
+from aitrain.runs.run_folder import RunFolder, keep_lines, read_object, sync, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
@@ -91,7 +91,7 @@ def checkpoints_of(folder: RunFolder) -> list[Path]:
 
 def has_steps(folder: RunFolder) -> bool:
     """Whether a step of the run was logged or saved."""
-    return any(True for _ in read_lines(folder.metrics)) or bool(checkpoints_of(folder))
+    return any(True for _ in read_metrics(folder.metrics)) or bool(checkpoints_of(folder))
 
 
 def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path | None:
@@ -110,7 +110,8 @@ def damage_of(checkpoint: Path) -> str:
         files = read_manifest(checkpoint).files
     except CheckpointDamagedError as error:
         return str(error)
-    there = {name: path for name, path in _files(checkpoint) if name != MANIFEST}
+    there = _files(checkpoint)
+    del there[MANIFEST]
     if missing := sorted(files.keys() - there.keys()):
         return f"{missing[0]} is missing"
     if foreign := sorted(there.keys() - files.keys()):
@@ -136,11 +137,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+def _files(folder: Path) -> dict[str, Path]:
     """All files below a folder, by their relative path."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not path.is_dir():
-            yield path.relative_to(folder).as_posix(), path
+    files = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix(): path for path in files}
 
 
 def _digests_of(files: Mapping[str, Path]) -> dict[str, str]:
@@ -159,7 +159,7 @@ def _digests_of(files: Mapping[str, Path]) -> dict[str, str]:
 
 def seal(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a checkpoint, after all of its other files."""
-    whole = replace(manifest, files=_digests_of(dict(_files(folder))))
+    whole = replace(manifest, files=_digests_of(_files(folder)))
     sync_all(folder)
     write_json(folder / MANIFEST, asdict(whole))
 

@@ -7,7 +7,6 @@ corrected for the number of comparisons.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -112,8 +111,7 @@ class Comparison:
     @property
     def counts(self) -> dict[str, int]:
         """How many cases have each outcome."""
-        outcomes = Counter(pair.outcome for pair in self.pairs)
-        return {outcome: outcomes[outcome] for outcome in get_args(Outcome)}
+        return {outcome: len(self.cases(outcome)) for outcome in get_args(Outcome)}
 
     def is_worse_by(self, margin: float) -> bool:
         """Whether B is worse than A by more than a margin, also at the interval's upper limit."""
@@ -311,7 +309,7 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
         scores = [sample.score for each in samples for sample in each.values()]
         if unscored := scores.count(None):
             yield f"{unscored} of {len(scores)} episodes of {scoring.label} have no score: they are left out"
-        if scoring.status not in ("", "finished"):
+        if scoring.status not in ("unknown", "finished"):
             yield f"{scoring.label} is {scoring.status}: it may lack episodes"
     known = [name for name in COMPARED_OPTIONS if name in a.options and name in b.options]
     if differing := _differing({name: [a.options[name], b.options[name]] for name in known}):

@@ -82,16 +82,14 @@ class RecordedScoring:
     """The cases of one scoring, and what it was made with."""
 
     folder: Path
-    phase: str
-    """`before`, `after` or `eval`."""
+    label: str
+    """A short name in tables."""
     rollouts: RolloutIndex
     options: JsonObject
     environment: JsonObject
     status: str
     model: str
     """What was scored: a model's name, and its step in a run."""
-    label: str = ""
-    """A short name in tables."""
     lenient: set[str] = field(default_factory=set)
     """Names of the environments that say the score without the answer's format."""
     cases: dict[str, RecordedCase] = field(default_factory=dict)
@@ -109,46 +107,41 @@ def read_scorings(folders: Sequence[Path]) -> list[RecordedScoring]:
         ConfigError: a folder has no such scoring.
     """
     if len(folders) == 1:
-        before, after = (_read(folders[0], [phase]) for phase in ("before", "after"))
-        before.label, after.label = "before", "after"
-        return [before, after]
-    scorings = [_read(folder, ["eval", "after"]) for folder in folders]
+        return [_read(folders[0], phase, [phase]) for phase in ("before", "after")]
     names = [folder.resolve().name for folder in folders]
-    for scoring, name in zip(scorings, names, strict=True):
-        scoring.label = name if names.count(name) == 1 else str(scoring.folder)
-    return scorings
+    labels = [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders, strict=True)]
+    return [_read(folder, label, ["eval", "after"]) for folder, label in zip(folders, labels, strict=True)]
 
 
-def _read(folder: Path, wanted: Sequence[str]) -> RecordedScoring:
+def _read(folder: Path, label: str, wanted: Sequence[str]) -> RecordedScoring:
     """The first of the wanted scorings that the folder has."""
     run, rollouts = RunFolder(folder), RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     status, result, options = read_object(run.status), read_object(run.result), read_options(run.config)
-    state = state_of(status) if status else ""
+    state = state_of(status)
     phases = {entry.eval_phase.rpartition("_")[0] for entry in rollouts.entries}
     phase = next((phase for phase in wanted if phase in phases), None)
     if phase is None:
         if "eval" in phases:
             raise ConfigError(f"{folder} is an eval of one model\nName what it is compared with: aitrain compare A B")
         raise ConfigError(
-            f"{folder} has no scores of held-out cases {wanted[-1]} its training (status {state or 'unknown'})"
+            f"{folder} has no scores of held-out cases {wanted[-1]} its training (status {state})"
             f"\nIf it has a model, score that with: aitrain eval {shlex.quote(str(folder))}"
         )
-    evaluated = as_object(result.get("model")).get("given") if phase == "eval" else None
+    evaluated = as_object(result.get("model")).get("given")  # that of a training is a path
     model = str(evaluated or options.get("model") or result.get("base_model") or "")
     step = (result.get("model_step") or result.get("steps")) if phase == "after" else None
     name = short(model, EXCERPT) + ("" if step is None else f", step {step}")
-    scoring = RecordedScoring(folder, phase, rollouts, options, read_object(run.environment), state, name)
-    found, only = dict[str, RecordedCase](), str(scoring.environment.get("class") or "")
-    for entry in rollouts.entries:
+    scoring = RecordedScoring(folder, label, rollouts, options, read_object(run.environment), state, name)
+    only = str(scoring.environment.get("class") or "")
+    for entry in sorted(rollouts.entries, key=lambda entry: (len(entry.case), entry.case)):  # in the order of the rows
         of_phase, _, decoding = entry.eval_phase.rpartition("_")
         if of_phase == phase and decoding in DECODINGS:
-            if entry.case not in found:
+            if entry.case not in scoring.cases:
                 record = rollouts.record(entry)
                 record = replace(record, messages=record.messages[:1], tools=[])
-                found[entry.case] = RecordedCase(entry.case, record, entry.environment or only)
+                scoring.cases[entry.case] = RecordedCase(entry.case, record, entry.environment or only)
             if entry.lenient is not None:
                 scoring.lenient.add(entry.environment)
-            found[entry.case].samples[decoding][entry.sample] = entry
-    scoring.cases = dict(sorted(found.items(), key=lambda item: (len(item[0]), item[0])))
+            scoring.cases[entry.case].samples[decoding][entry.sample] = entry
     return scoring

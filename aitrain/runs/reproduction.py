@@ -2,9 +2,9 @@
 
 import filecmp
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 from aitrain.runs.json_values import JsonObject, as_object, as_text
@@ -23,15 +23,9 @@ CONTEXT = 30
 """Characters that are shown of two texts, before and after the first that differs."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """One part of two runs that was compared."""
-
-    name: str
-    same: str
-    """the same bits, the same to rounding, different, or not compared."""
-    about: str
-    """How much was compared, or where the first difference is."""
+Answer = tuple[str, str]
+"""Whether two runs are the same in something: the same bits, the same to rounding, different, or not compared; and how
+much was compared, or where the first difference is."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +34,15 @@ class Reproduction:
 
     run: Path
     again: Path
-    parts: tuple[Part, ...]
+    parts: Mapping[str, Answer]
+    """Records, metrics and weights."""
     facts: Mapping[str, tuple[str, str]]
     """Versions, hardware and source of both runs."""
 
     @property
-    def first_difference(self) -> Part | None:
+    def first_difference(self) -> str | None:
         """The first part that differs: records come before what is computed from them."""
-        return next((part for part in self.parts if part.same == "different"), None)
+        return next((name for name, (same, _) in self.parts.items() if same == "different"), None)
 
     def to_json(self) -> JsonObject:
         """The comparison for programs."""
@@ -55,7 +50,7 @@ class Reproduction:
             "run": str(self.run),
             "again": str(self.again),
             "is_same": self.first_difference is None,
-            **{part.name: {"same": part.same, "about": part.about} for part in self.parts},
+            **{name: {"same": same, "about": about} for name, (same, about) in self.parts.items()},
             "facts": {name: {"run": before, "again": after} for name, (before, after) in self.facts.items()},
         }
 
@@ -77,23 +72,25 @@ def compare_repetition(run: RunFolder, again: RunFolder) -> Reproduction:
         sorted(filter(lambda line: line.step <= last, read_metrics(folder.metrics)), key=lambda line: line.is_scoring)
         for folder in (run, again)
     ]
-    parts = (
-        _compare_lines("records", "episodes", *records),
-        _compare_lines("metrics", "lines", *metrics),
-        _compare_weights(run, again, ends[0] or 0)
+    parts = {
+        "records": _compare_lines("episodes", *records),
+        "metrics": _compare_lines("lines", *metrics),
+        "weights": _compare_weights(run, again, ends[0] or 0)
         if ends[0] == ends[1]
-        else Part("weights", "not compared", f"of step {ends[0]}, and of step {ends[1]}"),
-    )
-    return Reproduction(run.path, again.path, parts, _facts(run, again))
+        else ("not compared", f"of step {ends[0]}, and of step {ends[1]}"),
+    }
+    before, after = map(_made_with, (run, again))
+    facts = {name: (before.get(name, "-"), after.get(name, "-")) for name in {**before, **after}}
+    return Reproduction(run.path, again.path, parts, facts)
 
 
 Line = RolloutRecord | MetricsLine
 
 
-def _compare_lines(name: str, unit: str, before: Sequence[Line], after: Sequence[Line]) -> Part:
+def _compare_lines(unit: str, before: Sequence[Line], after: Sequence[Line]) -> Answer:
     largest = 0.0
     if not (before and after):  # deleted to save space
-        return Part(name, "not compared", f"a run has no {unit} any more")
+        return "not compared", f"a run has no {unit} any more"
     for one, other in zip((line.to_json() for line in before), (line.to_json() for line in after), strict=False):
         for key in dict.fromkeys((*TELLING, *one, *other)):
             if key in TIMES or key.startswith("time/"):
@@ -101,17 +98,17 @@ def _compare_lines(name: str, unit: str, before: Sequence[Line], after: Sequence
             if (difference := _difference(one.get(key), other.get(key))) > ROUNDING:
                 case = one.get("row_number")
                 where = f"step {one['step']}" if case is None else f"step {one['step']}, case {case}"
-                return Part(name, "different", f"{where}: {key} {_shown(one.get(key), other.get(key))}")
+                return "different", f"{where}: {key} {_shown(one.get(key), other.get(key))}"
             largest = max(largest, difference)
     if len(before) != len(after):
-        return Part(name, "different", f"{len(before):,} and {len(after):,} {unit}")
-    return _alike(name, largest, f"{len(before):,} {unit}")
+        return "different", f"{len(before):,} and {len(after):,} {unit}"
+    return _alike(largest, f"{len(before):,} {unit}")
 
 
-def _alike(name: str, largest: float, what: str) -> Part:
+def _alike(largest: float, what: str) -> Answer:
     if largest:
-        return Part(name, "the same to rounding", f"{what}, largest relative difference {largest:.1e}")
-    return Part(name, "the same bits", what)
+        return "the same to rounding", f"{what}, largest relative difference {largest:.1e}"
+    return "the same bits", what
 
 
 def _difference(one: object, other: object) -> float:
@@ -130,20 +127,19 @@ def _difference(one: object, other: object) -> float:
 def _shown(one: object, other: object) -> str:
     """Two JSON values as text, from shortly before the first difference on."""
     texts = [json.dumps(value, ensure_ascii=False) for value in (one, other)]
-    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))))
-    begin = max(0, same - CONTEXT)
+    begin = max(0, len(os.path.commonprefix(texts)) - CONTEXT)  # noqa: RUF071  # not of paths
     return " and ".join(text[begin : begin + 2 * CONTEXT] for text in texts)
 
 
-def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Part:
+def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Answer:
     """Compare the files of model/, tensor by tensor if their bytes are not the same."""
     names, others = (sorted(file.name for file in one.model.glob("*.safetensors")) for one in (run, again))
     if not (names and others):
-        return Part("weights", "not compared", "a run has no model/ any more")
+        return "not compared", "a run has no model/ any more"
     if names != others:
-        return Part("weights", "different", "the files of model/ are not the same")
+        return "different", "the files of model/ are not the same"
     if filecmp.cmpfiles(run.model, again.model, names, shallow=False)[0] == names:
-        return Part("weights", "the same bits", f"model/ of step {step}")
+        return "the same bits", f"model/ of step {step}"
     from safetensors.torch import load_file  # here, because most repetitions have the same bytes
 
     largest, worst = 0.0, ""
@@ -151,24 +147,19 @@ def _compare_weights(run: RunFolder, again: RunFolder, step: int) -> Part:
         before, after = load_file(run.model / name), load_file(again.model / name)
         kinds = [{tensor: (one.shape, one.dtype) for tensor, one in each.items()} for each in (before, after)]
         if kinds[0] != kinds[1]:
-            return Part("weights", "different", f"{name} has other tensors")
+            return "different", f"{name} has other tensors"
         for tensor, one in before.items():
             other = after[tensor].double()
             difference = float((one.double() - other).abs().max() / one.double().abs().max().clamp(min=1e-30))
             if not difference <= largest:  # NaN as well
                 largest, worst = difference, tensor
     if not largest <= ROUNDING:
-        return Part("weights", "different", f"step {step}: {worst} by {largest:.1e} of its largest value")
-    return _alike("weights", largest, f"model/ of step {step}")
-
-
-def _facts(run: RunFolder, again: RunFolder) -> dict[str, tuple[str, str]]:
-    """What the two were made with, by name."""
-    before, after = map(_made_with, (run, again))
-    return {name: (before.get(name, "-"), after.get(name, "-")) for name in {**before, **after}}
+        return "different", f"step {step}: {worst} by {largest:.1e} of its largest value"
+    return _alike(largest, f"model/ of step {step}")
 
 
 def _made_with(folder: RunFolder) -> dict[str, str]:
+    """Versions, hardware and source of a run, by name."""
     made = read_object(folder.environment)
     facts = {
         name: made.get(name) for name in ("python", "platform", "cpus", "gpus", "git_commit", "class", "chat_template")

@@ -81,8 +81,8 @@ class RolloutIndex:
     """The episode of each group whose record has the rendered prompt."""
     damaged: int = 0
     """Lines that are no records."""
-    files: dict[Path, tuple[int, int, int]] = field(default_factory=dict)
-    """Of each file device and inode, which change when it is replaced, and the bytes that were read."""
+    files: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """Of each file the inode, which is another one when it was replaced, and the bytes that were read."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refresh(self) -> None:
@@ -91,9 +91,9 @@ class RolloutIndex:
             # plain files only: a link could lead anywhere
             plain = (path for path in sorted(self.path.glob("*.jsonl")) if path.is_file() and not path.is_symlink())
             found = {path: path.stat() for path in plain}
-            for path, (*identity, done) in self.files.items():
+            for path, (inode, done) in self.files.items():
                 stat = found.get(path)
-                if stat is None or [stat.st_dev, stat.st_ino] != identity or stat.st_size < done:
+                if stat is None or stat.st_ino != inode or stat.st_size < done:
                     self.entries, self.damaged, self.files = [], 0, {}
                     self.prompts, self.held_out, self.rendered = {}, {}, {}
                     break
@@ -101,7 +101,7 @@ class RolloutIndex:
                 self._read_on(path, stat)
 
     def _read_on(self, path: Path, stat: os.stat_result) -> None:
-        *_, done = self.files.get(path, (0,))
+        _, done = self.files.get(path, (0, 0))
         with open(path, "rb", opener=regular) as stream:
             stream.seek(done)
             for line, start, end in whole_lines(stream):
@@ -121,7 +121,7 @@ class RolloutIndex:
                     self.prompts[key] = prompt_excerpt(record)
                     if entry.is_held_out:
                         self.held_out[entry.case] = entry.environment, prompt_key(record.prompt)
-        self.files[path] = stat.st_dev, stat.st_ino, done
+        self.files[path] = stat.st_ino, done
 
     def record(self, entry: IndexEntry) -> RolloutRecord:
         """The whole record, read from its file; all defaults if the file was replaced."""

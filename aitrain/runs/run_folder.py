@@ -17,18 +17,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter
-
 from aitrain.errors import CannotWriteError, ConfigError
 from aitrain.execution.user_code import own_files
 from aitrain.redaction import to_jsonable
-from aitrain.runs.json_values import JsonObject, parse_object, read_whole, regular, whole_lines
+from aitrain.runs.json_values import parse_object, read_whole, regular, whole_lines
 
 if TYPE_CHECKING:
     from aitrain.options.train import TrainConfig
 
 T = TypeVar("T")
-OBJECT = TypeAdapter(JsonObject)
 
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
@@ -237,13 +234,9 @@ def append_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def read_lines(path: Path) -> Iterator[JsonObject]:
-    """The records of a JSON lines file, without incomplete lines; none if the file is missing."""
-    return (record for _, record in parsed_lines(path, OBJECT.validate_json))
-
-
 def parsed_lines(path: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[bytes, T]]:
-    """The lines of a JSON lines file with what they say; without those that `parse` refuses by a ValueError."""
+    """The whole lines of a JSON lines file with what they say; without those that `parse` refuses by a ValueError. None
+    if the file is missing."""
     with suppress(FileNotFoundError, NotADirectoryError), open(path, "rb", opener=regular) as file:
         for line, _, _ in whole_lines(file):
             with suppress(ValueError):

@@ -39,11 +39,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from aitrain.environment.contract import UNIT, Bounds
 from aitrain.runs.held_out import (
@@ -63,7 +63,6 @@ if TYPE_CHECKING:  # numpy is imported where it is used, as light commands impor
 
     Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
-T = TypeVar("T")
 Limits = tuple[float, float]
 
 LEVEL = 0.95
@@ -89,9 +88,8 @@ MOST_CASES = 1_000_000
 # -- intervals
 
 
-def of_mean(scores: Collection[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
+def of_mean(values: Sequence[float], bounds: Bounds | None = UNIT) -> IntervalValues | None:
     """The mean of the scores of cases, one value a case: the mean of its samples. None without a case."""
-    values = list(scores)
     if not values:
         return None
     low, high = bounds or UNIT
@@ -320,17 +318,13 @@ class ScoredEnv:
     prompts: Mapping[str, str] = field(default_factory=dict)
     """The `prompt_key` of each of its cases, by row number."""
 
-    def part(self, values: Mapping[str, T]) -> dict[str, T]:
-        """The values of its own cases."""
-        return {case: value for case, value in values.items() if case in self.prompts}
-
-    def by_prompt(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The mean value of its cases with each prompt; where all have the same, what they ask is in their rows, and
-        each case counts."""
-        if len(set(self.prompts.values())) < 2:
-            return self.part(values)
-        found = grouped((self.prompts[case], value) for case, value in self.part(values).items())
-        return {prompt: fmean(each) for prompt, each in found.items()}
+    def values(self, *sides: Mapping[str, float]) -> list[list[float]]:
+        """The values of its own cases that have one on each side: of cases with an equal prompt their mean, unless all
+        have the same, as what they ask is in their rows then."""
+        cases = [case for case in self.prompts if all(case in side for side in sides)]
+        is_in_rows = len(set(self.prompts.values())) < 2
+        groups = grouped((case if is_in_rows else self.prompts[case], case) for case in cases).values()
+        return [[fmean(side[case] for case in group) for group in groups] for side in sides]
 
 
 Mixture = tuple[ScoredEnv, ...]
@@ -370,7 +364,7 @@ def combined(parts: Iterable[tuple[float, IntervalValues | None]]) -> IntervalVa
 
 def of_means(means: Mapping[str, float], mixture: Mixture) -> IntervalValues | None:
     """The mean of the cases' values with its interval."""
-    return combined((one.share, of_mean(one.by_prompt(means).values(), one.bounds)) for one in mixture)
+    return combined((one.share, of_mean(one.values(means)[0], one.bounds)) for one in mixture)
 
 
 def means_of(scoring: Scoring) -> dict[str, float]:
@@ -391,8 +385,8 @@ def mean_score(scoring: Scoring, mixture: Mixture) -> float | None:
 
 def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> IntervalValues | None:
     """The mean change of the cases that have both values, with its interval and its p-value; None without a case."""
-    pairs = _pairs(before, after, mixture)
-    change = combined((one.share, of_change(first, second, one.bounds)) for one, first, second in pairs)
+    pairs = ((one, one.values(before, after)) for one in mixture)
+    change = combined((one.share, of_change(first, second, one.bounds)) for one, (first, second) in pairs)
     if change is not None:
         change["p_value"] = sign_flip_p_value(weighted_changes(before, after, mixture))
     return change
@@ -400,21 +394,13 @@ def of_changes(before: Mapping[str, float], after: Mapping[str, float], mixture:
 
 def weighted_changes(before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture) -> list[float]:
     """The changes of the cases that have both values, each times its weight: their mean is that of the mixture."""
-    pairs = _pairs(before, after, mixture)
-    count, total = sum(len(first) for _, first, _ in pairs), sum(one.share for one, first, _ in pairs if first)
+    pairs = [(one.share, one.values(before, after)) for one in mixture]
+    count, total = sum(len(first) for _, (first, _) in pairs), sum(share for share, (first, _) in pairs if first)
     return [
-        (new - old) * one.share / total * count / len(first)
-        for one, first, second in pairs
+        (new - old) * share / total * count / len(first)
+        for share, (first, second) in pairs
         for old, new in zip(first, second, strict=True)
     ]
-
-
-def _pairs(
-    before: Mapping[str, float], after: Mapping[str, float], mixture: Mixture
-) -> list[tuple[ScoredEnv, list[float], list[float]]]:
-    """The values of each environment's cases that have one before and after, by prompt."""
-    first, second = ({case: side[case] for case in before if case in after} for side in (before, after))
-    return [(one, list(one.by_prompt(first).values()), list(one.by_prompt(second).values())) for one in mixture]
 
 
 # -- pass@K
@@ -431,7 +417,8 @@ def chances(scoring: Scoring, tries: int, mixture: Mixture) -> dict[str, float]:
     found = {}
     for one in mixture:
         low, high = one.bounds or UNIT
-        for case, scores in one.part(scoring).items() if one.bounds else ():
+        for case in one.prompts if one.bounds else ():
+            scores = scoring.get(case, ())
             if len(scores) >= tries:
                 failed = sum(score < high - NEARLY * (high - low) for score in scores)
                 found[case] = 1 - math.comb(failed, tries) / math.comb(len(scores), tries)

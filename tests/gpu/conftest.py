@@ -23,9 +23,9 @@ from aitrain.launch.hardware import visible_gpus
 from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.resource_estimate import LIBRARIES, MIB, ResourceEstimate, device_memory, format_bytes
 from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import read_lines
 from benchmarks.measuring import in_new_process
 from benchmarks.models import make_model
+from tests.conftest import read_lines
 from tests.gpu.probe import FILE
 
 ROOT = Path(__file__).parents[2]

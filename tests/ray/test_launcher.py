@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aitrain.runs.run_folder import read_lines
+from tests.conftest import read_lines
 from tests.execution.waiting import eventually
 from tests.machines.namespaces import Network, end_of
 from tests.ray import test_environments

@@ -19,7 +19,8 @@ from aitrain.runs.records import (
     read_rollouts,
     row_columns,
 )
-from aitrain.runs.run_folder import append_lines, read_lines
+from aitrain.runs.run_folder import append_lines
+from tests.conftest import read_lines
 
 TOOL: JsonObject = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
 PROMPT: list[JsonObject] = [{"role": "user", "content": "What is an oak?"}]

@@ -16,8 +16,9 @@ import torch
 
 from aitrain import EnvironmentFailed, Result
 from aitrain.engines.hf import HFEngine
-from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.runs.run_folder import RunFolder
 from aitrain.training.algorithm import has_advantages
+from tests.conftest import read_lines
 from tests.environments.ill import Gone
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, difference, rollouts

@@ -14,9 +14,9 @@ import pytest
 
 from aitrain.launch import launched_ranks
 from aitrain.runs.new_folder import LOCK, lock_file
-from aitrain.runs.run_folder import read_lines, read_object
+from aitrain.runs.run_folder import read_object
 from aitrain.ui.overview import Overview
-from tests.conftest import episodes_of, free_port, processes_in, run_in_process
+from tests.conftest import episodes_of, free_port, processes_in, read_lines, run_in_process
 from tests.execution.waiting import eventually
 from tests.training.test_resume import assert_same
 

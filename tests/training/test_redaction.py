@@ -12,7 +12,7 @@ import pytest
 
 from aitrain import Result, TrainConfig
 from aitrain.redaction import MASK, known_forms
-from aitrain.runs.run_folder import read_lines
+from tests.conftest import read_lines
 from tests.environments.leaky import SECRETS, Leaky
 from tests.test_redaction import FORMS
 from tests.training.test_processes import workers_in

@@ -27,9 +27,9 @@ from aitrain.engines.weight_sync import AdapterSync
 from aitrain.errors import RunFailed
 from aitrain.options.train import TrainConfig
 from aitrain.packages import TINY_FOLDER
-from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.engine_setup import notify_difference
-from tests.conftest import episodes_of
+from tests.conftest import episodes_of, read_lines
 from tests.environments.vowels import Vowels
 from tests.training.conftest import Train, rollouts
 from tests.training.small_server import SmallServer

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from aitrain import EnvironmentFailed
-from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.runs.run_folder import RunFolder, read_object
+from tests.conftest import read_lines
 from tests.environments.grouped import Ranked
 from tests.training.conftest import Train, rollouts
 from tests.training.test_resume import EVERY_STEP, as_if_killed_after, assert_same

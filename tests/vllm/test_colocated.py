@@ -14,8 +14,7 @@ from transformers import AutoTokenizer
 
 from aitrain.packages import TINY_FOLDER
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.runs.run_folder import read_lines
-from tests.conftest import episodes_of
+from tests.conftest import episodes_of, read_lines
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.runs.run_folder import read_lines
-from tests.conftest import Run, episodes_of
+from tests.conftest import Run, episodes_of, read_lines
 
 ENVIRONMENT = os.environ.get("AITRAIN_REAL_ADAPTERS", "")
 """Name of the environment of `.ci/adapters`; a package that is missing there fails its tests."""
