@@ -80,11 +80,10 @@ def train(config: TrainConfig | None = None, environment: Any = None, **options:
             print(done_text(plan.folder), file=sys.stderr)
             return Result.read(plan.folder.path)
         folder = locks.enter_context(plan.open_folder())
-        had_log = folder.log.exists()
         try:
             return _run(plan, folder, environment)
         except (Exception, KeyboardInterrupt) as error:
-            if not (had_log or has_steps(folder) or folder.result.exists()):
+            if not (has_steps(folder) or folder.result.exists()):
                 folder.discard()
             if isinstance(error, AitrainError):
                 raise

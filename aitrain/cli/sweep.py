@@ -79,9 +79,9 @@ def _show_result(study: Study, folder: Path, as_json: bool) -> None:
         trials = [
             {
                 "number": trial.number,
-                "status": sweep_page.STATUS[trial.state],
+                "status": "failed" if trial.value is None else "finished",
                 "values": trial.params,
-                "score": trial.value if trial.state.name == "COMPLETE" else None,
+                "score": trial.value,
                 **trial.user_attrs,
             }
             for trial in study.get_trials()

@@ -146,9 +146,8 @@ def check(
             "vllm_mode: aitrain starts vLLM servers for a run on one machine\n"
             "Start them on machines of their own, and give their addresses: --vllm-server-url."
         )
-    gpus, served = _divided_gpus(config, visible)
-    processes = _count_processes(config, wanted, gpus)
-    gpus, world = gpus[:processes], processes * (nodes.count if nodes else 1)
+    processes, gpus, served = _divide_gpus(config, visible, wanted)
+    world = processes * (nodes.count if nodes else 1)
     shape, device = read_model_shape(config.model), memory_of(hardware.kind) if hardware else device_memory(gpus)
     notes, folder, checkpoint, is_done = list[str](), None, None, False
     is_first = nodes is None or nodes.rank == 0
@@ -233,9 +232,9 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     rank = adapter_rank(reference) if config.use_vllm else None
     update = {"model": base if reference.kind == "hub" else absolute(base), "peft": adapter is not None}
     config = config.model_copy(update={**update, "lora_r": rank or config.lora_r})
-    gpus, served = _divided_gpus(config, visible_gpus(), trains=not config.use_vllm)
-    processes = _count_processes(config, 1 if config.use_vllm else config.num_processes, gpus)
-    return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus[:processes], None, served)
+    wanted = 1 if config.use_vllm else config.num_processes
+    processes, gpus, served = _divide_gpus(config, visible_gpus(), wanted, trains=not config.use_vllm)
+    return RunPlan(config, sources, BatchPlan(processes, 1, 1), gpus, None, served)
 
 
 def not_checked(plan: RunPlan, with_environment: bool = True) -> list[str]:
@@ -349,14 +348,15 @@ def check_packages(config: TrainConfig) -> None:
 # -- processes and GPUs
 
 
-def _divided_gpus(
-    config: TrainConfig, gpus: tuple[str, ...], trains: bool = True
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The GPUs for the model, and those for the vLLM servers that the run starts; servers on their machine hold the
-    last ones.
+def _divide_gpus(
+    config: TrainConfig, gpus: tuple[str, ...], wanted: int | None, trains: bool = True
+) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """Number of processes, the GPUs for them, and those for the vLLM servers that the run starts; servers on their
+    machine hold the last ones.
 
     Raises:
-        ConfigError: the servers take more than there are, or all that a training has.
+        ConfigError: the servers take more than there are, or all that a training has; or there are too few for the
+            processes.
     """
     held = config.vllm_servers * config.vllm_server_gpus
     if not config.starts_vllm_servers:
@@ -366,22 +366,14 @@ def _divided_gpus(
             f"vllm_server_gpus: vLLM servers take {held} GPUs of {len(gpus)}"
             f"{', and training needs one' if trains else ''}"
         )
-    return gpus[: len(gpus) - held], gpus[len(gpus) - held :] if config.starts_vllm_servers else ()
-
-
-def _count_processes(config: TrainConfig, wanted: int | None, gpus: tuple[str, ...]) -> int:
-    """Number of processes for these GPUs.
-
-    Raises:
-        ConfigError: there are too few GPUs.
-    """
-    count = wanted or max(1, len(gpus))
-    if gpus and count > len(gpus):
+    own, served = gpus[: len(gpus) - held], gpus[len(gpus) - held :]
+    count = wanted or max(1, len(own))
+    if own and count > len(own):
         raise ConfigError(
-            f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are available for training:"
-            f" {', '.join(gpus)}\nOmit it for one process per GPU."
+            f"num_processes: {count} processes need {count} GPUs, and {len(own)} are available for training:"
+            f" {', '.join(own)}\nOmit it for one process per GPU."
         )
-    return count
+    return count, own[:count], served if config.starts_vllm_servers else ()
 
 
 # -- resuming

@@ -43,7 +43,7 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
     def finalize(value: object) -> str:
         return str(value) if isinstance(value, Markup) else escaped(value)
 
-    made, rewards, is_adapter = overview.environment, overview.rewards, (place / "adapter_config.json").exists()
+    is_adapter = (place / "adapter_config.json").exists()
     named = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model) and config.model not in NAMED_MODELS
     is_on_hub = named and not Path(config.model).exists()
     env_config = without_secrets(config.rl_env_config)
@@ -58,8 +58,8 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
         is_adapter=is_adapter,
         is_merged_beside=(place / "merged").exists(),
         scores=table_texts(recorded_table(overview.result.get("scores")) or {}),
-        curve=reward_line(rewards).plain if len(rewards) > 1 else "",
-        made=made,
+        curve=reward_line(overview.rewards).plain,
+        made=overview.environment,
         env_config=json.dumps(env_config, ensure_ascii=False) if env_config else "",
         options=escape_controls("\n".join(FOLDERS.sub("", option) for option in options)),
     )

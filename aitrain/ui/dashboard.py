@@ -68,8 +68,7 @@ class Dashboard:
             left = f"{duration(max(0.0, step.seconds_left - elapsed))} left"
             lines["step"] = _progress(step.step, step.steps, left, width)
             reward = Text(number(step.reward), "bold")
-            curve = reward_line(self.rewards, width - len(reward) - 2) if len(self.rewards) > 1 else Text()
-            lines["reward"] = _joined(reward, curve)
+            lines["reward"] = _joined(reward, reward_line(self.rewards, width - len(reward) - 2))
         scores = [*self.scores[:1], *self.scores[1:][-2:]]  # the first and the last two
         lines["held-out"] = _joined(*(Text(f"{number(one.sampled)} {one.when}") for one in scores))
         if (step := self.step) is not None:
@@ -150,16 +149,13 @@ def _share(value: float | None, of: str, style: str = "") -> Text:
 
 
 def reward_line(rewards: Sequence[float], width: int = CURVE) -> Text:
-    """The rewards as a curve of one line, with the lowest and the highest one."""
+    """The rewards as a curve of one line, with the lowest and the highest one; empty for fewer than two."""
+    if len(rewards) < 2:
+        return Text()
     ends = f"{min(rewards):.2f} to {max(rewards):.2f}"
-    columns = averaged(rewards, min(CURVE, width - len(ends) - 2))
+    size = math.ceil(len(rewards) / max(1, min(CURVE, width - len(ends) - 2)))
+    columns = [fmean(rewards[start : start + size]) for start in range(0, len(rewards), size)]
     low = min(columns)
     span = max(max(columns) - low, LEAST_SPAN)
     line = "".join(BLOCKS[round((value - low) / span * 7)] for value in columns)
     return _joined(Text(line, "cyan"), Text(ends, "dim"))
-
-
-def averaged(values: Sequence[float], width: int) -> list[float]:
-    """Means of neighbouring values, at most `width` of them."""
-    size = math.ceil(len(values) / max(1, width))
-    return [fmean(values[start : start + size]) for start in range(0, len(values), size)]

@@ -56,8 +56,10 @@ class Query:
 
 
 def find(rollouts: RolloutIndex, query: Query) -> list[IndexEntry]:
-    """All episodes that match a query, group by group, in the order of the training."""
-    entries, text = rollouts.entries, query.text.lower()
+    """All episodes that match a query, group by group, in the order of the training. Upper and lower case of its text
+    are equal for a to z."""
+    entries, text = rollouts.entries, query.text
+    forms = {json.dumps(text, ensure_ascii=ascii)[1:-1].encode(errors="replace").lower() for ascii in (False, True)}
     by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
 
     def place(entry: IndexEntry) -> tuple[int, str, int, int, str]:
@@ -65,7 +67,13 @@ def find(rollouts: RolloutIndex, query: Query) -> list[IndexEntry]:
         return step, phase, group, len(case), case
 
     found = sorted((entry for entry in entries if query.takes(entry, by_case_idx)), key=place)
-    return [entry for entry in found if not text or text in _said(rollouts.record(entry)).lower()]
+
+    def holds(entry: IndexEntry) -> bool:
+        line = rollouts.raw(entry).lower()
+        may_hold = any(form in line for form in forms)  # most records need not be parsed
+        return may_hold and text.lower() in _said(rollouts.record(entry)).lower()
+
+    return list(filter(holds, found)) if text else found
 
 
 def _said(record: RolloutRecord) -> str:

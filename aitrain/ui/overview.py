@@ -18,7 +18,6 @@ from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.heartbeat import state_of
 from aitrain.runs.held_out import (
     IntervalValues,
-    ScoreRow,
     ScoreTable,
     Verdict,
     grouped,
@@ -150,12 +149,11 @@ class Overview:
         """The held-out scores of result.json, those of an eval as scores after training; without a result, the score
         before training."""
         table = recorded_table(self.result.get("scores"))
-        return {"sampled": self._bare_scores()} if table is None or self.status == "running" else table
-
-    def _bare_scores(self) -> ScoreRow:
+        if table and self.status != "running":
+            return table
         before = self.result.get("score_before", self.recorded.get("score_before"))
         after = None if self.status == "running" else self.result.get("score_after")  # that of its earlier end
-        return {"before": _bare(before), "after": _bare(after), "change": None}
+        return {"sampled": {"before": _bare(before), "after": _bare(after), "change": None}}
 
     @property
     def verdict(self) -> Verdict | None:
@@ -298,8 +296,8 @@ class Overview:
         """The run in the table of runs, which has no time to parse: from small files and the end of metrics.jsonl."""
         metrics = end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', metrics)
-        row = next(iter(self.scores.values()), self._bare_scores())
-        state, change = self.state, row["change"]
+        state, row = self.state, next(iter(self.scores.values()))
+        change = row["change"]
         return {
             **state,
             "name": self.run.path.name,

@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -57,22 +57,19 @@ def rendered(
     scripts: Sequence[str],
     data: object = None,
     connects: str = "'none'",
+    libraries: Sequence[str] = (),
     **values: object,
 ) -> str:
     """A page of its own: a template with its data, styles and scripts inside, and a policy that allows no others, and
-    requests to `connects` only."""
-    parts = {"styles": list(map(asset, styles)), "scripts": list(map(asset, scripts))}
-    allowed = f"style-src {hashes(parts['styles'])}; script-src {hashes(parts['scripts'])}; img-src data: blob:"
-    allowed += f"; connect-src {connects}"
-    inert = None if data is None else as_inert_json(data)
-    return fill(template, {"policy": f"default-src 'none'; {allowed}; {NO_HTML}", "data": inert, **parts, **values})
-
-
-def fill(template: str, values: Mapping[str, object]) -> str:
-    """A template with its values, which are escaped."""
+    requests to `connects` only. `libraries` are further scripts, which may set styles and make HTML."""
     from jinja2 import Environment, FunctionLoader  # here, because only pages need it
 
-    return Environment(autoescape=True, loader=FunctionLoader(asset)).get_template(template).render(values)
+    parts = {"styles": list(map(asset, styles)), "scripts": [*libraries, *map(asset, scripts)]}
+    styled = "'unsafe-inline'" if libraries else hashes(parts["styles"])
+    policy = f"default-src 'none'; style-src {styled}; script-src {hashes(parts['scripts'])}; img-src data: blob:"
+    policy += f"; connect-src {connects}; {NOTHING_ELSE if libraries else NO_HTML}"
+    page = Environment(autoescape=True, loader=FunctionLoader(asset)).get_template(template)
+    return page.render(policy=policy, data=None if data is None else as_inert_json(data), **parts, **values)
 
 
 def as_inert_json(data: object) -> str:

@@ -10,21 +10,17 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from aitrain.errors import ConfigError
 from aitrain.runs.held_out import interval_text
 from aitrain.runs.run_folder import SWEEP_LOG, write_text
 from aitrain.ui.output import escape_controls
-from aitrain.ui.page import NOTHING_ELSE, as_inert_json, asset, fill, hashes
+from aitrain.ui.page import rendered
 
 PAGE = "sweep.html"
 STUDY = "sweep"
 """Name of the study in the journal."""
-STATUS = {
-    TrialState.COMPLETE: "finished",
-    TrialState.FAIL: "failed",
-}
 WIDEST = 24
 """Columns of a value in the table."""
 
@@ -61,7 +57,7 @@ def ranked(study: Study) -> list[FrozenTrial]:
     """The trials, the best first, then those without a score in their order."""
 
     def place(trial: FrozenTrial) -> float:
-        return -(trial.value or 0.0) if trial.state == TrialState.COMPLETE else math.inf
+        return math.inf if trial.value is None else -trial.value
 
     return sorted(study.get_trials(), key=place)
 
@@ -73,11 +69,11 @@ def values_text(values: Mapping[str, object]) -> str:
 
 def outcome(trial: FrozenTrial) -> str:
     """The score of a trial with its interval, `0.612 [0.482, 0.728]`, or why it has none."""
-    if trial.state == TrialState.COMPLETE:
+    if trial.value is not None:
         return interval_text(trial.user_attrs["interval"])
     error = trial.user_attrs.get("error", "")
     why = f": {escape_controls(error.splitlines()[0].rstrip('.'))}" if error else ""
-    return f"{STATUS[trial.state]}{why}"
+    return f"failed{why}"
 
 
 def table(trials: Sequence[FrozenTrial]) -> list[list[str]]:
@@ -119,22 +115,20 @@ def sweep_page(study: Study, folder: Path) -> str:
     """The page of a sweep: its result, Optuna's plots, and its trials. It loads nothing."""
     from plotly.offline import get_plotlyjs  # here, because the terminal does not need it
 
-    scripts = [get_plotlyjs(), asset("theme.js"), asset("sweep.js")]
     trials, figures = ranked(study), _figures(study)
     head, *rows = table(trials)
-    values = {
-        "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src {hashes(scripts)}; img-src data: blob:;"
-        f" {NOTHING_ELSE}",  # Plotly sets styles
-        "title": folder.name,
-        "best": "\n".join(best_lines(study, folder)),
-        "figures": figures,
-        "head": head,
-        "rows": [(f"{trial_name(trial.number)}/report.html", cells) for trial, cells in zip(trials, rows, strict=True)],
-        "styles": [asset("page.css"), asset("comparison.css")],
-        "data": as_inert_json(figures),
-        "scripts": scripts,
-    }
-    return fill("sweep.html", values)
+    return rendered(
+        "sweep.html",
+        ("page.css", "comparison.css"),
+        ("theme.js", "sweep.js"),
+        figures,
+        libraries=[get_plotlyjs()],
+        title=folder.name,
+        best="\n".join(best_lines(study, folder)),
+        figures=figures,
+        head=head,
+        rows=[(f"{trial_name(trial.number)}/report.html", cells) for trial, cells in zip(trials, rows, strict=True)],
+    )
 
 
 def _figures(study: Study) -> list[object]:

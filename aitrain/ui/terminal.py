@@ -68,12 +68,11 @@ class Screen:
         if isinstance(event, Note):
             self.print(note_text(event))
         elif self._live is None and (line := event_line(event)):
-            is_progress = isinstance(event, (Step, Playing))
-            if not is_progress:
-                self.print(Text(line))
-            elif time.monotonic() - self._last_line > LINE_EVERY:
+            if isinstance(event, (Step, Playing)):
+                if time.monotonic() - self._last_line <= LINE_EVERY:
+                    return
                 self._last_line = time.monotonic()
-                self.print(Text(line))
+            self.print(Text(line))
 
     def print(self, text: Text) -> None:
         """Print a text above the block."""
@@ -108,8 +107,8 @@ def run_texts(overview: Overview) -> Iterator[Text]:
         yield Text(f"model/ has the weights of step {result['model_step']}, {best}; after: its score {how}", "dim")
     for finding in findings_of(overview.run):
         yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
-    if len(overview.rewards) > 1:
-        yield Text("\nreward    ").append_text(reward_line(overview.rewards))
+    if curve := reward_line(overview.rewards):
+        yield Text("\nreward    ").append_text(curve)
     command = f"aitrain show {shlex.quote(str(run.path))}"
     counted = overview.episodes
     if counted["all"]:
