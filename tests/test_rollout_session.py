@@ -260,3 +260,21 @@ def test_calls_of_the_policy_reach_the_rollout_and_its_results_the_policy() -> N
 def test_a_call_that_cannot_be_read_counts_as_wrong_whoever_gets_it(environment: object) -> None:
     episode = play_one(environment, Scripted(lambda _: '<tool_call>{"name": "move", </tool_call>$'), Limits(1, 99))
     assert (episode.tool_calls, episode.wrong_tool_calls) == (1, 1)
+
+
+class Agent(Asks):
+    """Answers each call, as agents do, also one that it cannot read."""
+
+    async def rollout(self, endpoint: Any) -> float:
+        messages = [user("go")]
+        messages.append(await endpoint.chat(messages, tools=[CALCULATOR]))
+        called = messages[-1]["tool_calls"]
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": "which?"} for call in called]
+        await endpoint.chat(messages)
+        return 1.0
+
+
+def test_a_call_that_cannot_be_read_may_be_answered() -> None:
+    engine = Scripted(lambda so_far: "sorry$" if "t:which?" in so_far else "<tool_call>{add</tool_call>$")
+    episode = play_one(Agent(), engine, Limits(2, 99))
+    assert (episode.failure_message, episode.stop, episode.result.score) == ("", "done", 1.0)

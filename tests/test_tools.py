@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from aitrain import EnvironmentFailed
-from aitrain.environment.completion_parser import ToolCall, read_calls
+from aitrain.environment.completion_parser import ToolCall, parse_call, read_calls
 from aitrain.environment.tools import MAX_ERROR, Tools
 from tests.conftest import case_name
 
@@ -175,6 +175,12 @@ def test_a_call_that_cannot_be_read_says_what_is_wrong(block: str, problem: str)
     assert len(call.problem) < 200
     assert call.name == ("a" if "arguments are" in problem else "")
     assert Tools.of(Hotels()).run(call)[:2] == (f"error: {call.problem}", True)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800"])
+def test_arguments_that_a_models_own_parser_read_and_json_cannot_have_are_wrong(value: object) -> None:
+    call = parse_call({"name": "a", "arguments": {"x": value}})
+    assert (call.arguments, "a: the arguments are not valid JSON" in call.problem) == (None, True)
 
 
 # -- what the model is shown

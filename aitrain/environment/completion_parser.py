@@ -101,9 +101,9 @@ def parse_call(value: object) -> ToolCall:
         return ToolCall("", None, 'the call has no "name", or one that is not a string')
     arguments = value.get("arguments", value.get("parameters"))
     arguments = {} if arguments in (None, "") else arguments  # of a tool without parameters
-    try:  # some models write the object as a JSON string
-        arguments = strict_json(arguments) if isinstance(arguments, str) else arguments
-    except ValueError as error:
+    try:  # some models write the object as a JSON string; parsers of others read NaN, which is no JSON
+        arguments = strict_json(arguments if isinstance(arguments, str) else json.dumps(arguments))
+    except (ValueError, RecursionError) as error:
         return ToolCall(name.strip(), None, f"{short(name)}: the arguments are not valid JSON: {error}")
     if not isinstance(arguments, dict):
         return ToolCall(name.strip(), None, f"{short(name)}: the arguments are not a JSON object")

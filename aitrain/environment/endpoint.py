@@ -74,7 +74,7 @@ class _ChatMessage(BaseModel):
             read["tool_calls"] = [parse_call(call.function.model_dump()).as_message_part() for call in self.tool_calls]
         if self.role == "tool":
             name = names.get(self.tool_call_id, self.name or "")
-            if not name:
+            if not name and self.tool_call_id not in names:  # the name of a call that could not be read is empty
                 raise ValueError("a tool's message has no tool_call_id of a call in the messages before it")
             read["name"] = name
         return read

@@ -50,7 +50,7 @@ def test_a_limit_ends_a_sample_that_is_scored_as_it_stands() -> None:
 
 def test_scorers_may_ask_the_policy_without_training_what_it_answers() -> None:
     graded = played("graded", "2", "yes")
-    assert [move.untrained is not None for move in graded.moves] == [True, False]
+    assert [move.is_trained for move in graded.moves] == [False, True]
     assert graded.scored.metrics == {"asked/right": 1.0, "untrained_requests": 1.0}
 
 
