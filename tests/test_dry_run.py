@@ -56,7 +56,7 @@ def replaced(old: str, new: str, text: str = ENV) -> str:
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "held-out rows of another kind": (
         ENV + "    def build_eval_dataset(self):\n        return [{'prompt': [{'role': 'user', 'content': 'x'}]}]\n",
-        {}, 3, "kind of prompt",
+        {}, 3, "The rows mix prompt types",
     ),
     "too few cases for a batch": (ENV, {"rl_prompts_per_step": 32}, 2, "32 prompts"),
     "a layer that is not there": (ENV, {"peft": True, "target_modules": "v_proj,q_prod"}, 2, "Did you mean q_proj?"),

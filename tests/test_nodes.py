@@ -244,9 +244,14 @@ def test_a_port_that_is_in_use_and_a_node_0_that_is_not_there_are_refused() -> N
         open_store(Nodes(2, 1, "127.0.0.1", port), 0.1)
 
 
-def test_the_store_of_one_machine_listens_on_that_machine_only(stores: list[MachineStore]) -> None:
-    listening = [each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
-    assert set(listening) == {"127.0.0.1"}
+def test_the_store_of_one_machine_listens_on_that_machine_only() -> None:
+    def listening() -> set[Any]:
+        return {each.laddr for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"}
+
+    before = listening()
+    store = open_store(Nodes(2, 0, "127.0.0.1", free_port()), 20.0)
+    store.put("listens", True)
+    assert {each.ip for each in listening() - before} == {"127.0.0.1"}
 
 
 # -- the run folder

@@ -18,6 +18,7 @@ import psutil
 
 from aitrain.batch import plan_batch
 from aitrain.environment.endpoint import running_address
+from aitrain.environment.rollout_session import is_served
 from aitrain.execution.async_calls import shared_loop
 from aitrain.workbench.check.subject import SLOW_SAMPLE, EnvFinding, NotCheckedError, Subject
 from aitrain.workbench.player import EMPTY, JUNK, replied
@@ -128,7 +129,7 @@ EFFECTS = (
 
 def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     """A few episodes, played in threads, leave the process as it was, need no network, and set no signal handlers."""
-    if subject.player.runner.is_served or subject.config.rl_env_isolation == "process":
+    if is_served(subject.environment) or subject.config.rl_env_isolation == "process":
         raise NotCheckedError("episodes run in other processes")
     addresses, threads, set_handler = list[str](), list[str](), signal.signal
     cases = subject.chosen[:CASES]
