@@ -26,7 +26,7 @@ from rich.console import Console
 from aitrain.environment.contract import env_kind, scores_groups
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
-from aitrain.environment.loader import load_env, locate_environments
+from aitrain.environment.loader import load_env
 from aitrain.environment.requirements import requirements_of
 from aitrain.environment.runner import AbsentModel, EnvRunner, start_runner
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
@@ -44,7 +44,7 @@ from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
 from aitrain.ui.output import run_job
-from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
+from aitrain.workbench.opening import OpenedEnvironment, open_environment
 from aitrain.workbench.play import ModelView, PlayOptions, play, written_rollout
 
 Request = dict[str, Any]
@@ -116,10 +116,10 @@ def _rescore(request: Request) -> Document:
     step = wanted["step"]
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    sources, first, episodes = locate_environments(config), 0, list[RescoredEpisode]()
+    first, episodes = 0, list[RescoredEpisode]()
     for name, own in config.environments.items():
         with errors_of(name):
-            opened, own = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config))
+            opened, own = open_environment(own, tokenizer, load_env(own, name))
         records = (
             record
             for record in read_rollouts(Path(wanted["run"]))
@@ -150,7 +150,7 @@ def _serve(request: Request) -> Document:
             torch.manual_seed(config.seed)
 
     seed()
-    environment, is_given = construct(config), "rl_env_isolation" in config.model_fields_set
+    environment, is_given = load_env(config), "rl_env_isolation" in config.model_fields_set
     seed()
     opened, config = open_environment(config, tokenizer, environment)
     if not is_given and requirements_of(environment).isolation is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.dataset import build_cases, columns
-from aitrain.environment.loader import find_env, load_env
+from aitrain.environment.loader import load_env
 from aitrain.environment.requirements import with_requirements
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
@@ -45,15 +45,6 @@ def spread(cases: Sequence[Case], count: int) -> list[Case]:
     return [cases[int(number * step)] for number in range(min(count, len(cases)))]
 
 
-def construct(config: TrainConfig) -> object:
-    """Import and construct the environment of the options.
-
-    Raises:
-        AitrainError: it cannot be found, imported or constructed.
-    """
-    return load_env(find_env(config), config.rl_env_config)
-
-
 def open_environment(
     config: TrainConfig, tokenizer: object, environment: object = None
 ) -> tuple[OpenedEnvironment, TrainConfig]:
@@ -63,7 +54,7 @@ def open_environment(
     Raises:
         AitrainError: it cannot be constructed, or a dataset or the methods' parameters are wrong.
     """
-    environment = construct(config) if environment is None else environment
+    environment = load_env(config) if environment is None else environment
     config, note = with_requirements(config, environment)
     attributes = frozenset(getattr(environment, "__dict__", ()))
     cases, held_out = built = build_cases(environment, tokenizer)
