@@ -106,3 +106,19 @@ def test_a_row_has_the_name_of_its_model_and_not_that_of_the_evals_folder(traine
     facts = [read_model(name).facts for name in ("tiny", "sums")]
     results = [EvalResult(tmp_path / f"eval-{n}", one, "Arithmetic", 42, 1, 1) for n, one in enumerate(facts)]
     assert [line.split() for line in str(eval_table(results)).splitlines()[1:]] == [["tiny"], ["sums"]]
+
+
+def test_models_with_one_name_are_told_apart_by_what_was_given(tmp_path: Path) -> None:
+    facts = [{"label": "sums", "given": place} for place in ("a/sums", "b/sums")]
+    results = [EvalResult(tmp_path, one, "Arithmetic", 42, 1, 1) for one in facts]
+    assert [line.split() for line in str(eval_table(results)).splitlines()[1:]] == [["a/sums"], ["b/sums"]]
+
+
+def test_an_export_onto_a_folder_is_refused_before_its_process_imports_torch(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aitrain.launch.command_processes.run_on_terminal", pytest.fail)
+    Path("exports/sums").mkdir(parents=True)
+    Path("exports/sums/config.json").write_text("{}")
+    code, _, err = run_in_process("export sums")
+    assert (code, "exports/sums exists" in err) == (2, True)

@@ -126,7 +126,11 @@ def eval_table(results: Sequence[EvalResult]) -> Text:
     from aitrain.ui.terminal import text_table
 
     names = dict.fromkeys(name for result in results for name in result.scores)
-    rows = [[one.model["label"], *(interval_text(one.scores.get(name)) for name in names)] for one in results]
+    labels = [str(result.model["label"]) for result in results]
+    rows = list[list[str]]()
+    for result, label in zip(results, labels, strict=True):
+        name = label if labels.count(label) == 1 else escape_controls(str(result.model["given"]))
+        rows.append([name, *(interval_text(result.scores.get(column)) for column in names)])
     return text_table([[Text(escape_controls(title), "bold") for title in ("model", *names)], *rows])
 
 

@@ -59,6 +59,7 @@ def export(
     """
     from aitrain.launch.command_processes import run_on_terminal  # these here, because help needs none of them
     from aitrain.runs.model_reference import read_model
+    from aitrain.runs.new_folder import refuse_existing
 
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
@@ -66,6 +67,7 @@ def export(
     if reference.kind == "folder" and out is None:
         raise ConfigError(f"{model} is a whole model already\nUse --out for a copy.")
     folder = Path(out or f"exports/{reference.label}").expanduser()
+    refuse_existing(folder)  # before torch is imported
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
     request = {"model": model, "out": str(folder), "dtype": dtype, "trust_remote_code": trust_remote_code}
     return run_on_terminal("aitrain.jobs.export", {**request, "as_json": as_json})
