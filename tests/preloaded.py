@@ -9,6 +9,7 @@ process that started these.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -155,6 +156,7 @@ class ForkingPopen(subprocess.Popen[Any]):
             kept = _inheritable()
         # a fork drops the locks of its parent, and libuv of torch's store closes low numbers that it used there
         copies = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH) for fd in kept}
+        faulthandler.cancel_dump_traceback_later()  # whose thread a fork does not have; env check asks for it again
         self.pid = os.fork()
         if self.pid == 0:
             _forget_interrupted_imports()
