@@ -1,7 +1,5 @@
 """The events of a run, sent from the training process to the screen as one JSON line each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field

@@ -33,8 +33,7 @@ def imports_of_its_own(here: Path) -> Iterator[None]:
 def made(files: Mapping[str, str | bytes | None], *, config: dict[str, Any] | None = None, **options: str) -> Any:
     """The environment that these options name, through everything that a run does to get it."""
     write(Path.cwd(), files)
-    source = find_env(TrainConfig(**options))
-    return load_env(source, config or {})
+    return load_env(TrainConfig(**options, rl_env_config=config or {}))
 
 
 def refusal(kind: type[AitrainError], files: Mapping[str, str | bytes | None], **options: Any) -> str:

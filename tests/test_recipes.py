@@ -10,7 +10,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.dataset import build_cases
-from aitrain.environment.loader import find_env, load_env
+from aitrain.environment.loader import load_env
 from aitrain.options.reading import RECIPES, read_recipe, recipes, resolve
 from tests.adapters.conftest import made
 from tests.conftest import Run
@@ -55,7 +55,7 @@ def test_the_twin_of_a_recipe_trains_with_the_tiny_model(name: str, aitrain: Run
 @pytest.mark.parametrize("name", WITH_REFERENCE)
 def test_the_reference_of_an_environment_earns_the_highest_score(name: str) -> None:
     config = resolve(TrainConfig, None, {}, ALL[name]["options"] | ALL[name]["tiny"])
-    environment = load_env(find_env(config), config.rl_env_config)
+    environment = load_env(config)
     cases, _ = build_cases(environment, None)
     for number in range(0, len(cases), max(1, len(cases) // 20)):
         reference = environment.reference(number)

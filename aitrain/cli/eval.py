@@ -17,12 +17,13 @@ from aitrain.cli.flags import (
 )
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.events import Phase
+from aitrain.launch.preflight import RunPlan, absolute, check_eval
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.reading import read_file, resolve
 from aitrain.options.train import EVAL_FLAGS, OF_THE_RUN, EvalConfig
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.held_out import interval_text
-from aitrain.runs.model_reference import ModelReference, read_model, run_options
+from aitrain.runs.model_reference import read_model, run_options
 from aitrain.runs.result import JOB, EvalResult
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.output import escape_controls
@@ -48,12 +49,9 @@ def eval(
     Options of a run, such as its environment, are taken over where no flag is given:
     aitrain eval tiny runs/sums --samples 4
     """
-    from aitrain.launch.preflight import check_eval  # these here, because help needs none of them
+    plans = _plans(models, config, flags)
+    from aitrain.cli.running import run_in  # these here, because help and refusals need none of them
     from aitrain.runs.new_folder import new_run_folder
-
-    configs = _configs(models, config, flags)
-    plans = [(options, check_eval(options, reference)) for reference, options in configs]  # before the first one starts
-    from aitrain.cli.running import run_in
 
     folders = list[Path]()
     try:
@@ -82,12 +80,9 @@ def _print(folders: Sequence[Path], as_json: bool) -> None:
         console.print(line, style="dim", soft_wrap=True, markup=False)
 
 
-def _configs(
-    models: Sequence[str], config: Path | None, flags: Mapping[str, object]
-) -> list[tuple[ModelReference, EvalConfig]]:
-    """Each model with its options: of the first run among the models, of the file, and of the flags."""
-    from aitrain.launch.preflight import absolute
-
+def _plans(models: Sequence[str], config: Path | None, flags: Mapping[str, object]) -> list[tuple[EvalConfig, RunPlan]]:
+    """The options and the plan of each model, checked before the first one starts: options of the first run among the
+    models, of the file, and of the flags."""
     given = {**(read_file(config) if config else {}), **flags}
     references = [read_model(model) for model in models]
     run = next((reference.run for reference in references if reference.run is not None), None)
@@ -110,7 +105,7 @@ def _configs(
         taken["peft"] = True  # as base of an adapter, a model may have any number format
     # vLLM as a server: an engine inside the process would be a second way to the same scores
     shared = resolve(EvalConfig, config, {"model": "tiny", "vllm_mode": "server", **flags}, taken)
-    configs = list[tuple[ModelReference, EvalConfig]]()
+    plans = list[tuple[EvalConfig, RunPlan]]()
     for reference in references:
         label = replace(reference, name=shared.model_name).label
         name = f"eval-{label}"
@@ -118,8 +113,9 @@ def _configs(
             name = f"{shared.project_name}-{label}" if len(references) > 1 else shared.project_name
         # what a later start finds the same model by, from any folder
         place = str(reference.run) if reference.kind == "run" and reference.run is not None else reference.given
-        configs.append((reference, shared.model_copy(update={"model": absolute(place), "project_name": name})))
-    return configs
+        options = shared.model_copy(update={"model": absolute(place), "project_name": name})
+        plans.append((options, check_eval(options, reference)))
+    return plans
 
 
 # -- the table of results

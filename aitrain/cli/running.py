@@ -69,7 +69,8 @@ def run_in(
     group: NodeGroup | None = None,
 ) -> Ended:
     """Run the processes of a training or an eval in its folder, and show their events after those of `begin`. A folder
-    that was made for them, and has no results at the end, is removed, unless a training failed: its log says why.
+    that was made for them, and has no step, or episode of an eval, at the end, is removed, unless a training failed:
+    its log says why.
 
     Raises:
         AitrainError: they failed; the message says how to continue.
@@ -88,10 +89,15 @@ def run_in(
         except BaseException as error:  # such as of a vLLM server that does not start
             cause, ours = error, to_aitrain_error(error)
             end = Failed(str(ours), ours.exit_code)
+        is_kept = not folder.is_new or folder.result.exists()
+        if isinstance(plan.config, EvalConfig):
+            is_kept |= any(True for _ in read_rollouts(folder.path))
+        else:
+            is_kept |= has_steps(folder) or (isinstance(end, Failed) and end.exit_code == RunFailed.exit_code)
         if isinstance(end, Failed):
-            _note_end(folder, "stopped" if end.exit_code == Interrupted.exit_code else end.status, end.message)
-        has_failed = isinstance(end, Failed) and end.exit_code == RunFailed.exit_code
-        is_kept = _has_results(folder, plan) or (has_failed and not isinstance(plan.config, EvalConfig))
+            status = "stopped" if end.exit_code == Interrupted.exit_code else end.status
+            with suppress(OSError):  # the run may have failed with the same error
+                folder.write_status(status, reason=end.message)
         if is_kept:
             write_report(folder, show)
     if isinstance(end, Ended):
@@ -106,14 +112,6 @@ def run_in(
     failure = AitrainError(f"{end.message}{where}")
     failure.exit_code = end.exit_code
     raise failure from cause
-
-
-def _has_results(folder: RunFolder, plan: RunPlan) -> bool:
-    """Whether the folder was there before, or has a step, or an episode of an eval."""
-    if not folder.is_new or folder.result.exists():
-        return True
-    is_eval = isinstance(plan.config, EvalConfig)
-    return any(True for _ in read_rollouts(folder.path)) if is_eval else has_steps(folder)
 
 
 def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
@@ -138,11 +136,6 @@ def _shown(as_json: bool) -> Iterator[Announce]:
 def _send(event: Event) -> None:
     sys.stdout.write(encode(event))
     sys.stdout.flush()
-
-
-def _note_end(folder: RunFolder, status: str, reason: str) -> None:
-    with suppress(OSError):  # the run may have failed with the same error
-        folder.write_status(status, reason=reason)
 
 
 def _show_result(folder: RunFolder, as_json: bool) -> None:

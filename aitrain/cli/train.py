@@ -80,10 +80,9 @@ def train(options: TrainConfig, as_json: bool, dry_run: bool = False) -> int:
         return 0
     group, rank = None, launched_rank()
     if rank is not None:
-        from aitrain.launch.launched_ranks import open_group, restarted
+        from aitrain.launch.launched_ranks import open_group
 
-        group, store = open_group(rank)
-        options = restarted(options, rank, store)
+        group, options = open_group(options, rank)
     with ExitStack() as locks:
         try:
             plan = check(options, locks=locks)

@@ -1,8 +1,6 @@
 """Base class of engines that generate one batch at a time: rounds, in which every live episode gets its next
 completion."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator

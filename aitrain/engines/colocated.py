@@ -17,8 +17,6 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -12,8 +12,6 @@ Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
     GenerationMixin._sample                    takes the argmax of what the processors leave if do_sample is False
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace

@@ -14,8 +14,6 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     GRPOTrainer._get_per_token_logps_and_entropies(model, ids, mask, keep)    called: runs that forward pass
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,6 @@
 """Context managers that replace attributes, or put a model into another state, and restore them; and the model inside
 of peft's wrapper."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

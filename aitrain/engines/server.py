@@ -15,8 +15,6 @@ What this uses of vLLM 0.31 (tests/training/test_served.py runs against it):
     GET  /health
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Checks before the training whether a vLLM server can be trained with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace

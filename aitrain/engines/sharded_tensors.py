@@ -1,8 +1,6 @@
 """Weights of a model: what this process holds of tensors that FSDP2 has sharded, the whole of them, and those that vLLM
 loads, to which a LoRA adapter is added without changing them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -17,8 +17,6 @@ Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
     DynamicCache.update(keys, values, layer)        of shape (rows, heads, tokens, head_dim); each layer calls it
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """Weight sync to a vLLM server by files: the LoRA adapter alone, or all weights."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

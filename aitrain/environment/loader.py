@@ -2,8 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -39,8 +38,6 @@ class EnvSource:
     adapter: Adapter | None = None
     id: str = ""
     """What follows the adapter's name; the first argument of its class."""
-    number: int = 0
-    """Its number among the environments of a run, as several files may have the same name."""
 
 
 def find_env(config: TrainConfig) -> EnvSource:
@@ -76,9 +73,9 @@ def locate_environments(config: TrainConfig) -> dict[str, EnvSource]:
         ConfigError: none is given, or one does not exist.
     """
     sources = dict[str, EnvSource]()
-    for number, (name, own) in enumerate(config.environments.items()):
+    for name, own in config.environments.items():
         with errors_of(name):
-            sources[name] = replace(find_env(own), number=number)
+            sources[name] = find_env(own)
     return sources
 
 
@@ -94,14 +91,16 @@ def bundled_modules() -> list[str]:
     return [f"envs.{file.stem}" for file in sorted(BUNDLED.glob("*.py"))]
 
 
-def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
-    """Import and construct the environment.
+def load_env(config: TrainConfig, own_name: str = "") -> object:
+    """Import and construct the only environment of the options; `own_name`: that of one of several, whose files may
+    have the same name.
 
     Raises:
-        ConfigError: the class is missing, or its constructor does not take a keyword; or an adapter's package is
-            missing.
+        ConfigError: the module, file or class is missing, or its constructor does not take a keyword; or an adapter's
+            package is missing.
         EnvironmentFailed: the module or the constructor raised; the message has the line in the user's code.
     """
+    source, keywords = find_env(config), config.rl_env_config
     adapter, file = source.adapter, source.file
     if adapter is not None:
         adapter.require_package()
@@ -110,7 +109,7 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
             if file is None or not source.place.endswith(".py"):
                 module = import_module(source.place)
             else:
-                module = import_file(f"aitrain_environment_{file.stem}_{source.number}", file)
+                module = import_file(f"aitrain_environment_{own_name or file.stem}", file)
         except (Exception, SystemExit) as error:
             raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
         name = source.class_name or _only_class(source, module)

@@ -183,13 +183,10 @@ class EnvRunner:
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`, which worker processes do not get."""
-        if self.processes is None:
-            self.given = {"model": model, "tokenizer": tokenizer}
-        elif self.kind == "score_episode":
-            self.given = {
-                "model": model if isinstance(model, AbsentModel) else AbsentModel(),
-                "tokenizer": AbsentModel("tokenizer", "keep that of build_dataset, or use --rl-env-isolation thread"),
-            }
+        if self.processes is not None:
+            model = model if isinstance(model, AbsentModel) else AbsentModel()
+            tokenizer = AbsentModel("tokenizer", "keep that of build_dataset, or use --rl-env-isolation thread")
+        self.given = {"model": model, "tokenizer": tokenizer}
 
     # -- an episode, from its beginning to its end
 

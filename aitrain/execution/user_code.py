@@ -78,9 +78,10 @@ def stack_of_dump(dump: str, entry: tuple[str, str]) -> StackSummary:
     """
     stacks = []
     for thread in sorted(dump.split("\n\n"), key=lambda thread: not thread.startswith("Current")):
-        inside = takewhile(
-            lambda found: (found[0], found[2]) != entry, _DUMPED_FRAME.findall(thread)
-        )  # innermost first
-        frames = [FrameSummary(file.encode().decode("unicode_escape"), int(line), name) for file, line, name in inside]
-        stacks.append(StackSummary.from_list(frames[::-1]))
+        frames = (  # innermost first
+            FrameSummary(file.encode().decode("unicode_escape"), int(line), name)
+            for file, line, name in _DUMPED_FRAME.findall(thread)
+        )
+        inside = [*takewhile(lambda frame: (frame.filename, frame.name) != entry, frames)]
+        stacks.append(StackSummary.from_list(inside[::-1]))
     return next((stack for stack in stacks if users_line(stack)), stacks[0])

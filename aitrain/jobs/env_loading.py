@@ -24,7 +24,7 @@ import numpy
 
 from aitrain import activity
 from aitrain.environment.adapters import adapter_named
-from aitrain.environment.loader import load_env, locate_environments
+from aitrain.environment.loader import load_env
 from aitrain.environment.requirements import requirements_of, with_largest, with_requirements
 from aitrain.environment.runner import EnvRunner, MixedRunner, Runner, start_runner
 from aitrain.environment.served_environment import TOKEN_VARIABLE, ServedEnvironment, connect
@@ -61,13 +61,12 @@ def load_runner(config: TrainConfig, announce: Announce) -> Runner:
     Raises:
         AitrainError: one cannot be loaded.
     """
-    parts, sources = dict[str, EnvRunner](), locate_environments(config)
+    parts = dict[str, EnvRunner]()
     for name, own in config.environments.items():
         with errors_of(name):
             random.seed(own.seed)
             numpy.random.seed(own.seed)
-            on_ray, source = own.is_env_on_ray, sources[name]
-            environment = start_on_ray(own, announce) if on_ray else load_env(source, own.rl_env_config)
+            environment = start_on_ray(own, announce) if own.is_env_on_ray else load_env(own, name)
             own, note = with_requirements(own, environment)
             if note:
                 announce(Note(note, "info"))

@@ -23,7 +23,7 @@ from rich.console import Console
 from aitrain.environment.contract import env_kind
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
-from aitrain.environment.loader import load_env, locate_environments
+from aitrain.environment.loader import load_env
 from aitrain.environment.requirements import requirements_of
 from aitrain.environment.served_environment import PROTOCOL, EnvDescription
 from aitrain.environment.tools import Tools
@@ -39,7 +39,7 @@ from aitrain.runs.environment_source import kept_files, source_facts
 from aitrain.runs.model_reference import read_model
 from aitrain.runs.records import read_rollouts
 from aitrain.ui.output import run_job
-from aitrain.workbench.opening import OpenedEnvironment, construct, open_environment
+from aitrain.workbench.opening import OpenedEnvironment, open_environment
 from aitrain.workbench.play import play
 
 Request = dict[str, Any]
@@ -101,10 +101,10 @@ def _rescore(request: Request) -> Document:
     step = wanted["step"]
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
-    sources, first, episodes = locate_environments(config), 0, list[SavedEpisode]()
+    first, episodes = 0, list[SavedEpisode]()
     for name, own in config.environments.items():
         with errors_of(name):
-            opened = open_environment(own, tokenizer, load_env(sources[name], own.rl_env_config))
+            opened = open_environment(own, tokenizer, load_env(own, name))
         records = (
             record
             for record in read_rollouts(Path(wanted["run"]))
@@ -135,7 +135,7 @@ def _serve(request: Request) -> Document:
             torch.manual_seed(config.seed)
 
     seed()
-    environment = construct(config)
+    environment = load_env(config)
     if "rl_env_isolation" not in config.model_fields_set and requirements_of(environment).isolation is None:
         config = config.model_copy(update={"rl_env_isolation": "process"})
     seed()

@@ -1,7 +1,5 @@
 """The grpo job, in the order in which things happen: prepare, score, train, save, score again, write the result."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections import Counter

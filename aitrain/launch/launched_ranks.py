@@ -101,26 +101,22 @@ def _become_worker(rank: LaunchedRank, command: int | None) -> NoReturn:
 # -- in the command of a machine
 
 
-def open_group(rank: LaunchedRank) -> tuple[NodeGroup, MachineStore]:
-    """The machines, in the command of one of them, and the store of all starts of the processes: the first machine runs
-    it if the launcher does not.
+def open_group(config: TrainConfig, rank: LaunchedRank) -> tuple[NodeGroup, TrainConfig]:
+    """The machines, in the command of one of them, and the options of this start: after a restart by the launcher,
+    those that continue in the run folder. The first machine runs the store if the launcher does not.
 
     Raises:
         ConfigError: the store does not answer, or its port is in use.
     """
     nodes = rank.nodes or Nodes(1, 0, rank.address, rank.port)
     store = open_store(nodes, MEET_SECONDS, rank.has_store)
-    return NodeGroup(nodes, store.below(rank.restarts)), store
-
-
-def restarted(config: TrainConfig, rank: LaunchedRank, store: MachineStore) -> TrainConfig:
-    """The options of a start; after a restart by the launcher, those that continue in the run folder."""
+    group = NodeGroup(nodes, store.below(rank.restarts))
     folders = (store.below(number).get("folder") for number in reversed(range(rank.restarts)))
     if (found := next(filter(None, folders), None)) is None or rank.rank > 0:
-        return config
+        return group, config
     path = Path(found)
     place = {"output_dir": str(path.parent), "project_name": path.name}
-    return config.model_copy(update={**place, "resume_from_checkpoint": "auto"})
+    return group, config.model_copy(update={**place, "resume_from_checkpoint": "auto"})
 
 
 class LaunchedProcess:

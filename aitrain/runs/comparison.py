@@ -222,8 +222,8 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     decoding = next((name for name in decodings if name in rows), None)
     if decoding is None:
         raise ConfigError(f"None of the {len(both)} cases of {a.label} and {b.label} has a score in both")
-    pairs = [CasePair(one, other, one.mean(decoding), other.mean(decoding)) for one, other in both]
     first, second = map(means_of, _scorings(both, decoding))
+    pairs = [CasePair(*matched, first.get(str(n)), second.get(str(n))) for n, matched in enumerate(both)]
     power = Power.of(weighted_changes(first, second, mixture))
     return Comparison(a, b, decoding, pairs, rows, list(_notes(a, b, both)), power)
 

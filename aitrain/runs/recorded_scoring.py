@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 
 from aitrain.environment.completion_parser import short
 from aitrain.errors import ConfigError
@@ -42,11 +41,6 @@ class RecordedCase:
             for one in self.samples[decoding].values()
             if one.score is not None
         ]
-
-    def mean(self, decoding: str) -> float | None:
-        """The mean score; None if no sample is scored."""
-        scores = self.scores(decoding)
-        return fmean(scores) if scores else None
 
 
 Matched = tuple[RecordedCase, RecordedCase]

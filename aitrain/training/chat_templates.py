@@ -5,8 +5,6 @@ Where this depends on the inside of TRL 1.16 (tests/training/test_upstream.py):
     trl.chat_template_utils.parse_response      returns the decoded text as it is where it cannot parse
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import suppress

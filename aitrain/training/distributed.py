@@ -1,7 +1,5 @@
 """Starts and shuts down the process group, and explains timeouts of collective operations."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Evaluation: plays cases with the policy and scores them, without changing the random state of a training around
 it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Rows that look the same to the model stay on the same side.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

@@ -1,7 +1,5 @@
 """A model that plays episodes outside of a training: in evals, chats and checks, and before an export."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 

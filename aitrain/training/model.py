@@ -1,7 +1,5 @@
 """Tokenizer, weights, LoRA and quantization of a model."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Iterator

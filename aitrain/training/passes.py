@@ -22,8 +22,6 @@ With `shares` as well, the rows of one prompt come together where that takes few
 computed once (shared_prompts.py). A block is one prompt with one or several passes, or several prompts with one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Inside API of TRL 1.16 that a dry run uses (tests/training/test_upstream.py):
     GRPOConfig.world_size       replaced: generation batches are divided by it
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, replace
 from functools import partial

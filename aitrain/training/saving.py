@@ -4,8 +4,6 @@ HF_TOKEN or `hf auth login`, which is never stored.
 Adapters are merged in memory, on a copy that was loaded for it: neither the base nor the adapter is changed.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

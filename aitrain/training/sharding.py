@@ -14,8 +14,6 @@ Inside API of accelerate 1.15, torch 2.13 and transformers 5.17 that it uses (te
     transformers.trainer.save_fsdp_model, .save_fsdp_optimizer, .load_fsdp_optimizer    replaced from then on
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from dataclasses import replace

@@ -21,8 +21,6 @@ Inside API of TRL 1.16 and transformers 5.17 that it uses (tests/training/test_u
                                                             gradient of its output arrives
 """
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from typing import Any

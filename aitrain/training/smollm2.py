@@ -4,8 +4,6 @@ The package needs llama.cpp's Python bindings, which are compiled at installatio
 taken. transformers reads it with the package gguf.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

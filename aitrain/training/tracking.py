@@ -14,8 +14,6 @@ What it uses of transformers 5.17 (tests/training/test_tracking.py trains with t
     TrainingArguments.project                       trackio's project, `huggingface` by default
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from importlib import import_module

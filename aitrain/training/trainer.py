@@ -50,8 +50,6 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
     accelerator.gradient_state._set_sync_gradients(value)   set: whether a backward pass is the last one of a step
 """
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

@@ -6,8 +6,6 @@ they leave out, such as the position inside a generation window, and metrics not
 unpickled with torch's `weights_only=True` only.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

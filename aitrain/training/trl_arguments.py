@@ -1,7 +1,5 @@
 """Translates a TrainConfig into arguments of GRPOConfig, also for a run that continues with another number of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

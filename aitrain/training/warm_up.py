@@ -8,8 +8,6 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     GRPOTrainer._metrics                replaced during the pass
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

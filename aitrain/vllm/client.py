@@ -1,7 +1,5 @@
 """HTTP calls of a vLLM server, each with a deadline."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from typing import Any

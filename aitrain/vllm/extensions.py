@@ -5,8 +5,6 @@ Other users of the machine reach the servers, too. vLLM's own check leaves out t
 load weights and call methods of its workers.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping

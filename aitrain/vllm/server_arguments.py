@@ -5,8 +5,6 @@ What this uses of vLLM 0.31: the fields of EngineArgs, AsyncEngineArgs, BaseFron
 arguments of its server, with dashes; a boolean field is `--name` or `--no-name`, a list has its items as words.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -4,8 +4,6 @@ started with that has a trained model, an adapter beside its base, each by its o
 It answers those who have its key, as other users reach 127.0.0.1, too.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.dataset import build_cases, columns
-from aitrain.environment.loader import find_env, load_env
+from aitrain.environment.loader import load_env
 from aitrain.environment.requirements import with_requirements
 from aitrain.environment.runner import AbsentModel, EnvRunner, start_runner
 from aitrain.errors import ConfigError
@@ -43,15 +43,6 @@ class OpenedEnvironment:
         return [*self.cases, *self.held_out]
 
 
-def construct(config: TrainConfig) -> object:
-    """Import and construct the environment of the options.
-
-    Raises:
-        AitrainError: it cannot be found, imported or constructed.
-    """
-    return load_env(find_env(config), config.rl_env_config)
-
-
 def open_environment(config: TrainConfig, tokenizer: object, environment: object = None) -> OpenedEnvironment:
     """Construct the environment of the options, unless an object is given, build its datasets, and start the processes
     that it runs in.
@@ -59,7 +50,7 @@ def open_environment(config: TrainConfig, tokenizer: object, environment: object
     Raises:
         AitrainError: it cannot be constructed, or a dataset or the methods' parameters are wrong.
     """
-    environment = construct(config) if environment is None else environment
+    environment = load_env(config) if environment is None else environment
     config, note = with_requirements(config, environment)
     attributes = frozenset(getattr(environment, "__dict__", ()))
     cases, held_out = built = build_cases(environment, tokenizer)

@@ -14,7 +14,7 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.environment.contract import Case, ScoreResult
 from aitrain.environment.dataset import build_cases
-from aitrain.environment.loader import find_env, load_env
+from aitrain.environment.loader import load_env
 from aitrain.environment.requirements import with_requirements
 from aitrain.environment.runner import start_runner
 from aitrain.workbench.player import Player, Script
@@ -40,8 +40,7 @@ def imports_of_its_own() -> Iterator[None]:
 
 def made(rl_env: str, **settings: Any) -> Any:
     """The environment that `--rl-env` and `--rl-env-config` name, through everything that a run does to get it."""
-    source = find_env(TrainConfig(rl_env=rl_env))
-    return load_env(source, settings)
+    return load_env(TrainConfig(rl_env=rl_env, rl_env_config=settings))
 
 
 def refusal(rl_env: str, **settings: Any) -> str:

@@ -25,6 +25,7 @@ from aitrain.execution.async_calls import running_loop
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import SERVER_GONE, ProcessPool, Worker
+from aitrain.execution.user_code import stack_of_dump
 from tests.conftest import is_alive
 from tests.execution.waiting import Clock, at_deadline, eventually
 
@@ -314,3 +315,13 @@ def test_a_training_process_that_ends_takes_all_with_it_and_what_was_printed_is_
         assert started.stdout.read() == "", "which ends when nobody holds the other end any more"
 
     assert eventually(lambda: not any(map(is_alive, pids)))
+
+
+def test_the_stack_of_a_dump_begins_inside_the_entry_also_in_a_folder_with_letters_that_are_escaped() -> None:
+    dump = (
+        "Current thread 0x01 (most recent call first):\n"
+        '  File "/tmp/mine.py", line 3 in step\n'
+        '  File "/opt/m\\xfcller/processes.py", line 9 in answered\n'
+        '  File "/opt/m\\xfcller/processes.py", line 5 in run\n'
+    )
+    assert [frame.name for frame in stack_of_dump(dump, ("/opt/müller/processes.py", "answered"))] == ["step"]

@@ -17,7 +17,7 @@ from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.environment import env_service, served_environment
 from aitrain.environment.contract import ScoreResult, env_kind
 from aitrain.environment.dataset import build_cases
-from aitrain.environment.loader import find_env, load_env
+from aitrain.environment.loader import load_env
 from aitrain.environment.runner import EnvRunner, score_groups, start_runner
 from aitrain.environment.served_environment import PROTOCOL, ServedEnvironment, connect, encode
 from aitrain.environment.session import AssistantTurn, Group
@@ -282,9 +282,9 @@ def test_servers_of_another_protocol_or_of_different_environments_are_refused() 
 
 def test_a_url_with_credentials_and_settings_of_a_server_are_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="holds credentials"):
-        load_env(find_env(TrainConfig(rl_env="http://me:secret@host:1")), {})
+        load_env(TrainConfig(rl_env="http://me:secret@host:1"))
     with pytest.raises(ConfigError, match="unexpected keyword argument 'size'"):
-        load_env(find_env(TrainConfig(rl_env="http://host:1")), {"size": 3})
+        load_env(TrainConfig(rl_env="http://host:1", rl_env_config={"size": 3}))
 
 
 # -- what is recorded and checked
