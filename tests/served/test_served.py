@@ -25,6 +25,9 @@ from aitrain.environment.tools import Tools
 from aitrain.redaction import to_jsonable
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
+from aitrain.workbench.check.registry import chosen, run_check
+from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.opening import open_environment
 from aitrain.workbench.player import JUNK, Player
 from tests.rollout.scripted import Scripted, play_with_notes
 from tests.runner_calls import end, open_sessions, respond
@@ -302,3 +305,11 @@ def test_rows_that_were_built_with_another_tokenizer_are_refused() -> None:
         client.description = replace(client.description, tokenizer="org/one")
         with pytest.raises(EnvironmentFailed, match=r"tokenizer of org/one.*\n.* --tokenizer models/other"):
             build_cases(client, Other())
+
+
+def test_checks_of_the_process_of_an_environment_that_a_server_has_are_not_made() -> None:
+    with closing(Running(Single())) as server:
+        opened = open_environment(TrainConfig(rl_env=server.url), None)
+        with closing(Subject(opened)) as subject:
+            checks = chosen(["side-effects", "repeatable-dataset", "pickling"])
+            assert all(run_check(subject, check).skipped for check in checks)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.dataset import canonical_text
+from aitrain.environment.rollout_session import is_served
 from aitrain.ui.overview import evenly
 from aitrain.workbench.check.process import messages_of
 from aitrain.workbench.check.replies import same_answer, text_of
@@ -18,6 +19,7 @@ from aitrain.workbench.player import reference_of
 
 ROWS, REFERENCES = 2000, 64
 HASH_SEED = "1"
+ELSEWHERE = "seen only where the environment runs: check it there"
 ROLES = {"system", "user", "assistant", "tool"}
 FEW_PROMPTS = 0.5
 LABELS = 5
@@ -63,8 +65,10 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     """A fresh process with another PYTHONHASHSEED builds the same rows and references.
 
     Raises:
-        NotCheckedError: it failed.
+        NotCheckedError: it failed, or a server has the environment, and sends the same rows again.
     """
+    if is_served(subject.environment):
+        raise NotCheckedError(ELSEWHERE)
     request = {"options": subject.config.model_dump(mode="json", exclude_unset=True), "digest": True}
     *_, message = messages_of(request, {"PYTHONHASHSEED": HASH_SEED})
     if "error" in message:
@@ -158,7 +162,13 @@ def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
 
 
 def pickling(subject: Subject) -> Iterator[EnvFinding]:
-    """Rows, and what build_dataset sets on the environment, can be sent to other processes."""
+    """Rows, and what build_dataset sets on the environment, can be sent to other processes.
+
+    Raises:
+        NotCheckedError: a server has the environment.
+    """
+    if is_served(subject.environment):
+        raise NotCheckedError(ELSEWHERE)
     attributes = getattr(subject.environment, "__dict__", {})
     sent = {f"self.{name}": value for name, value in attributes.items() if name not in subject.opened.set_by_init}
     sent |= {f"row {case.number}": dict(case.row) for case in subject.opened.all_cases}
