@@ -188,10 +188,10 @@ def test_auto_resumes_the_newest_whole_checkpoint_by_its_step_and_not_its_time(h
 @pytest.mark.parametrize(
     ("file", "content", "why"),
     [
-        ("weights", b"1.5 2.4", "weights was changed"),
-        ("weights", None, "weights is missing"),
-        ("adapter_model.bin", b"", "adapter_model.bin does not belong to it"),
-        (MANIFEST, b"{}", "manifest.json was changed"),
+        ("weights", b"1.5 2.4", "weights is missing, was changed"),
+        ("weights", None, "weights is missing, was changed"),
+        ("adapter_model.bin", b"", "adapter_model.bin is missing, was changed or does not belong to it"),
+        (MANIFEST, b"{}", "manifest.json is missing or was changed"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_and_refused_where_it_is_named(

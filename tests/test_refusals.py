@@ -29,7 +29,7 @@ SINKS = GOOD + "    def __init__(self, city='Rome'):\n        assert city != 'At
     ],
     ids=case_name,
 )
-def test_a_bad_command_is_refused_in_a_few_lines_and_leaves_nothing(
+def test_a_bad_command_is_refused_in_a_few_lines_and_leaves_no_run(
     environment: str, arguments: str, code: int, words: str, here: Path, aitrain_grpo: Run
 ) -> None:
     write(here, {"env.py": environment})
@@ -43,7 +43,7 @@ def test_a_bad_command_is_refused_in_a_few_lines_and_leaves_nothing(
     assert len(error.splitlines()) <= 5
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-    assert listing(here) == before
+    assert {*listing(here)} - {"runs"} == {*before}
 
 
 # -- datasets
@@ -111,4 +111,4 @@ def test_a_template_that_cannot_write_the_prompts_is_refused_with_the_way_out(
         aitrain.train(TrainConfig(model=str(folder), max_steps=1), environment=Good([{"prompt": CHAT}] * 20))
 
     assert told in str(caught.value)
-    assert listing(here) == []
+    assert listing(here) == ["runs"]

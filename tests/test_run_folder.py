@@ -21,7 +21,7 @@ from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_
 from tests.conftest import read_lines
 
 
-def test_a_folder_is_never_shared_and_a_discarded_one_goes_with_what_it_made(tmp_path: Path) -> None:
+def test_a_folder_is_never_shared_and_a_discarded_one_goes(tmp_path: Path) -> None:
     wanted = TrainConfig(output_dir=str(tmp_path / "runs"), project_name="mine")
     first, second = RunFolder.create(wanted), RunFolder.create(wanted)
     assert [first.path.name, second.path.name] == ["mine", "mine-2"]
@@ -32,13 +32,11 @@ def test_a_folder_is_never_shared_and_a_discarded_one_goes_with_what_it_made(tmp
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_empty_folders_of_the_user_stay_where_a_run_is_refused(tmp_path: Path, resumes: bool) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    wanted = TrainConfig(output_dir=str(own / "more/runs"), project_name="mine")
-    with locked(RunFolder(own / "more/runs/mine") if resumes else RunFolder.create(wanted)) as folder:
+def test_the_folder_of_a_refused_run_goes(tmp_path: Path, resumes: bool) -> None:
+    wanted = TrainConfig(output_dir=str(tmp_path), project_name="mine")
+    with locked(RunFolder(tmp_path / "mine") if resumes else RunFolder.create(wanted)) as folder:
         assert folder.path.is_dir()
-    assert (own.is_dir(), os.listdir(own)) == (True, [])
+    assert os.listdir(tmp_path) == []
 
 
 def test_records_hold_whatever_an_environment_returns_and_a_half_written_line_is_not_read(tmp_path: Path) -> None:

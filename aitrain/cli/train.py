@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -233,9 +233,10 @@ def _train_again(before: RunFolder) -> tuple[int, RunFolder]:
     from aitrain.runs.model_reference import found_places, run_options
     from aitrain.runs.new_folder import new_run_folder
 
-    notes = list[str]()
+    notes, recorded = list[str](), read_object(before.environment)
 
-    def find(name: str, place: str, made: dict[str, Any]) -> str:
+    def find(name: str, place: str) -> str:
+        made = recorded.get("environments", {}).get(name, {}) if name else recorded
         file, kind, kept = made.get("file"), made.get("class"), before.environment_source / name
         if made.get("package") or not kept.is_dir() or not any(kept.iterdir()):
             return place  # an adapter's or a served environment; its version is compared
@@ -260,7 +261,7 @@ def _train_again(before: RunFolder) -> tuple[int, RunFolder]:
     if options.get("nnodes") is None and options.get("launcher") == "local":
         options["num_processes"] = before.processes
     given = options.get("rl_env") or ""
-    places = found_places(given, read_object(before.environment), find)
+    places = found_places(given, find)
     if places != given:
         options |= {"rl_env": places, "rl_env_class": None, "rl_env_module": None}
     config = resolve(TrainConfig, None, options)

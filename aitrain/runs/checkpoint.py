@@ -112,12 +112,8 @@ def damage_of(checkpoint: Path) -> str:
         return str(error)
     there = _files(checkpoint)
     del there[MANIFEST]
-    if missing := sorted(files.keys() - there.keys()):
-        return f"{missing[0]} is missing"
-    if foreign := sorted(there.keys() - files.keys()):
-        return f"{foreign[0]} does not belong to it"
-    changed = [name for name, digest in _digests_of(there).items() if digest != files[name]]
-    return f"{changed[0]} was changed (its sha256 differs)" if changed else ""
+    wrong = sorted(files.items() ^ _digests_of(there).items())
+    return f"{wrong[0][0]} is missing, was changed or does not belong to it" if wrong else ""
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -126,12 +122,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     Raises:
         CheckpointDamagedError: the manifest is missing or was changed.
     """
-    if not (checkpoint / MANIFEST).exists():
-        raise CheckpointDamagedError(f"it has no {MANIFEST}: it was not written completely, or not by aitrain")
     try:
         manifest = MANIFEST_TYPE.validate_python(read_object(checkpoint / MANIFEST))
     except ValueError:
-        raise CheckpointDamagedError(f"{MANIFEST} was changed") from None
+        raise CheckpointDamagedError(f"{MANIFEST} is missing or was changed") from None
     if manifest.step != step_of(checkpoint):
         raise CheckpointDamagedError(f"{MANIFEST} is that of step {manifest.step}")
     return manifest

@@ -13,6 +13,7 @@ from itertools import product
 from typing import Literal, get_args
 
 from aitrain.cells import html_summary
+from aitrain.environment.completion_parser import short
 from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
 from aitrain.runs.held_out import (
@@ -160,22 +161,9 @@ class Comparison:
             "models": [self.a.model, self.b.model],
             "decoding": self.decoding,
             "verdict": self.verdict,
-            "rows": {
-                name: {
-                    "a": row["before"],
-                    "b": row["after"],
-                    "change": row["change"],
-                    "verdict": verdict_of(row["change"]),
-                }
-                for name, row in self.rows.items()
-            },
+            "rows": {name: {**row, "verdict": verdict_of(row["change"])} for name, row in self.rows.items()},
             "format": self.format_sentence() or None,
-            "counts": {
-                "matched": len(self.pairs),
-                **self.counts,
-                "only_a": len(self.a.cases) - len(self.pairs),
-                "only_b": len(self.b.cases) - len(self.pairs),
-            },
+            "counts": self.counts,
             "power": power and {"detectable": power.detectable(count), "cases_needed": power.cases_needed(difference)},
             "notes": self.notes,
             "cases": [
@@ -208,8 +196,9 @@ def compare_all(scorings: Sequence[RecordedScoring]) -> list[Comparison]:
 def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     decodings = [name for name in a.decodings if name in b.decodings]
     if not decodings:
-        kinds = " and ".join(f"{one.label} is {' and '.join(one.decodings) or 'empty'}" for one in (a, b))
-        raise ConfigError(f"No decoding was scored in both: {kinds}\nEvaluate one of them with --decoding both.")
+        raise ConfigError(
+            f"No decoding was scored in both {a.label} and {b.label}\nEvaluate one of them with --decoding both."
+        )
     both = match_cases(a.cases, b.cases)
     if not both:
         raise ConfigError(
@@ -325,6 +314,8 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
 
 def _differing(pairs: Mapping[str, Sequence[object]]) -> str:
     """The values that differ by their names, as `rl_temperature (1.0 and 0.5)`; long ones are cut."""
-    texts = {name: [json.dumps(value) for value in pair] for name, pair in pairs.items()}
-    shown = {name: [text if len(text) <= 60 else f"{text[:12]}…" for text in pair] for name, pair in texts.items()}
-    return ", ".join(f"{name} ({' and '.join(shown[name])})" for name, (one, other) in texts.items() if one != other)
+    return ", ".join(
+        f"{name} ({' and '.join(short(json.dumps(value)) for value in pair)})"
+        for name, pair in pairs.items()
+        if pair[0] != pair[1]
+    )

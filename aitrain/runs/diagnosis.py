@@ -16,7 +16,7 @@ from statistics import fmean, median, variance
 
 from pydantic import TypeAdapter
 
-from aitrain.environment.contract import UNIT, Bounds
+from aitrain.environment.contract import Bounds
 from aitrain.events import Announce, Note
 from aitrain.options.train import TrainConfig
 from aitrain.runs.held_out import bounds_of
@@ -33,8 +33,6 @@ SOLVED_LEVEL = 0.9
 """Mean reward, as a fraction of the score range, above which equal scores and low entropy are expected."""
 TOO_HARD_LEVEL = 0.05
 """Mean reward, as a fraction of the score range, below which the cases are reported as too hard."""
-ROUNDING = 0.1
-"""Largest mean difference of log-probabilities that rounding explains; bfloat16 causes up to about 0.05."""
 STRETCH = 40
 """Fewest lines with a trend. It is looked for in the whole run, its newer half, the newer half of that, and so on."""
 LOOKS = 10
@@ -84,8 +82,6 @@ class Diagnosis:
     steps: list[int] = field(default_factory=list)
     rows: list[Values] = field(default_factory=list)
     scorings: list[MetricsLine] = field(default_factory=list)
-    first: Values = field(default_factory=dict)
-    """The first value of each metric in the run."""
     reported: set[str] = field(default_factory=set)
     """Names of the conditions that were reported, which are not looked for any more."""
 
@@ -95,10 +91,8 @@ class Diagnosis:
             others = [one for one in self.scorings if one.step != line.step]
             self.scorings = sorted((*others, line), key=lambda one: one.step)
         else:
-            values = {name: value for name, value in line.values.items() if value is not None}
-            self.first = {**values, **self.first}
             self.steps.append(line.step)
-            self.rows.append(values)
+            self.rows.append({name: value for name, value in line.values.items() if value is not None})
         found = []
         for rule in (held_out,) if line.is_scoring else OF_LINES:
             name = rule.__name__
@@ -148,16 +142,13 @@ def zero_variance(past: Diagnosis) -> str | None:
     now = past.rows[-1]
     if not past.lasts(lambda row: row.get("frac_reward_zero_std", 0.0) >= 0.8 and not past.is_solved(row)):
         return None
-    same = f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, "
-    where = f"mostly near {now.get('reward', 0.0):.2f}"
-    if past.level(now) < TOO_HARD_LEVEL:
-        lowest, _ = past.bounds or UNIT
-        where = f"at {lowest:g}: the cases are too hard, or the policy has become worse (lower --lr)"
-    unscored = ", or fewer than two have a score" if now.get("unscored", 0.0) > 0 else ""
+    is_too_hard = past.level(now) < TOO_HARD_LEVEL
+    why = ": the cases are too hard, or the policy has become worse (lower --lr)" if is_too_hard else ""
     return (
-        f"{same}{where}{unscored}. Such groups give no gradient: raise --rl-num-generations or --rl-temperature, give"
-        " partial credit, use easier cases, or train on right answers first (docs/sft.md); --rl-sampling refill"
-        " replaces such groups."
+        f"In {now['frac_reward_zero_std']:.0%} of the groups all completions score the same, mostly near"
+        f" {now.get('reward', 0.0):.2f}{why}. Such groups give no gradient: raise --rl-num-generations or"
+        " --rl-temperature, give partial credit, use easier cases, or train on right answers first (docs/sft.md);"
+        " --rl-sampling refill replaces such groups."
     )
 
 
@@ -206,7 +197,7 @@ def unused_tools(past: Diagnosis) -> str | None:
 
 def entropy(past: Diagnosis) -> str | None:
     """The policy says nearly the same every time, and the task is not solved."""
-    lowest = min(0.1, 0.1 * past.first.get("entropy", 0.0))
+    lowest = min(0.1, 0.1 * past.rows[0].get("entropy", 0.0))
     if not past.lasts(lambda row: row.get("entropy", 1.0) < lowest and not past.is_solved(row)):
         return None
     now = past.rows[-1]
@@ -223,16 +214,12 @@ def importance_ratio(past: Diagnosis) -> str | None:
     if not past.lasts(lambda row: row.get(name, 1.0) < 0.5):
         return None
     gap = now.get("sampling/sampling_logp_difference/mean", 0.0)
-    intro = f"The mean importance ratio between vLLM and the trainer is {now[name]:.2f}: the gradient shrinks, because "
-    if gap <= ROUNDING:  # tokens differ less than that: with token_truncate their ratio would be near 1
-        return (
-            f"{intro}it is a product over {now.get('completions/mean_length', 0.0):.0f} tokens of an episode, each of"
-            f" which differs by {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
-        )
     return (
-        f"{intro}log-probabilities of the same token differ by {gap:.2f} on average, more than rounding does: vLLM has"
-        " other weights (with --rl-ahead a rollout old: lower --lr), another number format (--dtype, --mixed-precision)"
-        " or no adapter, or was started without --logprobs-mode processed_logprobs."
+        f"The mean importance ratio between vLLM and the trainer is {now[name]:.2f}: the gradient shrinks."
+        f" Log-probabilities of the same token differ by {gap:.3f} on average. Up to 0.1 is rounding, which the ratio"
+        " multiplies over all tokens of an episode: use --trl vllm_importance_sampling_mode=token_truncate. Above it,"
+        " vLLM has other weights (with --rl-ahead a rollout old: lower --lr), another number format (--dtype,"
+        " --mixed-precision) or no adapter, or was started without --logprobs-mode processed_logprobs."
     )
 
 

@@ -15,10 +15,8 @@ from aitrain.redaction import source_without_secrets
 from aitrain.runs.run_folder import write_text
 
 MOST_FILES = 50
-LONGEST_FILE = 200_000
-"""Maximum bytes of a file; a larger one is left out."""
 MOST_BYTES = 1_000_000
-"""Maximum bytes of all files together."""
+"""Maximum bytes of all files together; one for which there is no room is left out."""
 
 
 SourceFile = dict[str, str]
@@ -96,7 +94,7 @@ def kept_files(environment: object) -> list[SourceFile]:
     of a class of a notebook its cell."""
     of_server = getattr(environment, "served_source", None)  # of a ServedEnvironment, which takes long to import
     if of_server is not None:
-        return [{**file, "text": file["text"][:LONGEST_FILE]} for file in of_server()[:MOST_FILES]]
+        return list(of_server())
     if files := files_of(environment):
         root = Path(os.path.commonpath([file.parent for file in files]))
         return _read(files, root.parent if (root / "__init__.py").is_file() else root)
@@ -106,7 +104,7 @@ def kept_files(environment: object) -> list[SourceFile]:
     functions = (value for value in vars(kind).values() if inspect.isfunction(value))
     cells = ("".join(linecache.getlines(function.__code__.co_filename)) for function in functions)
     text = source_without_secrets(next(filter(None, cells), ""))
-    return [{"name": f"{kind.__name__}.py", "text": text}] if 0 < len(text) <= LONGEST_FILE else []
+    return [{"name": f"{kind.__name__}.py", "text": text}] if text else []
 
 
 def read_source(folder: Path) -> list[SourceFile]:
@@ -121,7 +119,7 @@ def _read(files: Iterable[Path], root: Path) -> list[SourceFile]:
     for path in files:
         try:
             size = path.stat().st_size
-            if len(kept) < MOST_FILES and size <= min(LONGEST_FILE, room) and path.is_file() and not path.is_symlink():
+            if len(kept) < MOST_FILES and size <= room and path.is_file() and not path.is_symlink():
                 text = path.read_text(encoding="utf-8", errors="replace")
                 kept.append({"name": path.relative_to(root).as_posix(), "text": source_without_secrets(text)})
                 room -= size

@@ -152,5 +152,4 @@ def verdict_sentence(change: IntervalValues | None) -> str:
     if verdict is None or change is None:
         return ""
     count = change["count"]
-    cases = "" if count is None else f" over {count} case{'s' * (count != 1)}"
-    return f"{VERDICT_WORDS[verdict]}: {interval_text(change, True)}{cases}"
+    return f"{VERDICT_WORDS[verdict]}: {interval_text(change, True)} over {count} case{'s' * (count != 1)}"

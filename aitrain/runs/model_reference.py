@@ -4,7 +4,6 @@ Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, 
 `read_model`, and take over the options of the run that trained it with `run_options`.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ from aitrain.options.yaml_text import read_yaml
 from aitrain.packages import NAMED_MODELS, TINY, public_base
 from aitrain.runs.checkpoint import checkpoints_of, is_named_checkpoint, step_of
 from aitrain.runs.heartbeat import state_of
-from aitrain.runs.json_values import JsonObject, as_object, read_whole
+from aitrain.runs.json_values import JsonObject, read_whole
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 
 ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
@@ -108,7 +107,7 @@ def before_training(reference: ModelReference) -> ModelReference | None:
 def run_options(run: Path | None) -> dict[str, object]:
     """Options of a run, for a command that has options of the same names; empty without a run.
 
-    Relative paths are those of the folder that the run was started in, where this is known.
+    Relative paths are those of the folder that the run was last started in.
     """
     if run is None:
         return {}
@@ -118,20 +117,16 @@ def run_options(run: Path | None) -> dict[str, object]:
         if isinstance(value := options.get(name), str):
             options[name] = _found_path(folder, value)
     if given := options.get("rl_env"):
-        made = read_object(folder.environment)
-        options["rl_env"] = found_places(given, made, lambda _, place, facts: _found_environment(folder, place, facts))
+        options["rl_env"] = found_places(given, lambda _, place: _found_environment(folder, place))
     return options
 
 
-def found_places(given: object, made: JsonObject, find: Callable[[str, str, JsonObject], str]) -> str | list[str]:
-    """`rl_env` of a run with the places that `find` returns: it gets the name of an environment, its place, and what
-    environment.json says of it. The name of an only one is empty."""
+def found_places(given: object, find: Callable[[str, str], str]) -> str | list[str]:
+    """`rl_env` of a run with the places that `find` returns, given the name of an environment, empty for an only one,
+    and its place."""
     if not isinstance(given, list):
-        return find("", str(given), made)
-    each = as_object(made.get("environments"))
-    return [
-        f"{name}={find(name, place, as_object(each.get(name)))}" for name, place in map(named_place, map(str, given))
-    ]
+        return find("", str(given))
+    return [f"{name}={find(name, place)}" for name, place in map(named_place, map(str, given))]
 
 
 # -- addresses and folders
@@ -164,15 +159,10 @@ def _folder(given: str, path: Path) -> ModelReference:
             f"model: {given} is neither a run nor a model folder: it has no config.yaml and no config.json\n"
             "Give a run folder, a model folder, an adapter, or a Hub name."
         )
-    status = read_object(folder.status)
-    if status.get("job") == "eval":
-        raise ConfigError(f"model: {given} is an eval, and holds no model\nSee its scores with: aitrain show {given}")
     if not _has_model(folder.model):
-        state = state_of(status)
-        state = "" if state in ("finished", "unknown") else f": it has the status {state}"
         found = checkpoints_of(folder)
         advice = f"Its newest checkpoint is {found[0]}" if found else "Give a run that has trained."
-        raise ConfigError(f"model: the run {given} has no model yet{state}\n{advice}")
+        raise ConfigError(f"model: {given} has no model (status {state_of(read_object(folder.status))})\n{advice}")
     return _loaded_from(given, "run", folder.model, path, _model_step(path))
 
 
@@ -186,8 +176,7 @@ def _is_run(path: Path) -> bool:
 
 def _model_step(run: Path) -> int | None:
     """The optimizer step of the weights in model/."""
-    result = read_object(RunFolder(run).result)
-    return result.get("model_step") or result.get("steps") or read_object(RunFolder(run).status).get("step")
+    return read_object(RunFolder(run).result).get("model_step")
 
 
 def _loaded_from(given: str, kind: ModelKind, path: Path, run: Path | None, step: int | None) -> ModelReference:
@@ -226,22 +215,16 @@ def _base_of(adapter: Path, run: Path | None) -> str:
 
 
 def _found_path(folder: RunFolder, value: str) -> str:
-    """A relative path as that of the run's working directory, if it exists there; any other value unchanged. The
-    directory is the one that the run's relative output_dir leads out of."""
-    output_dir, parent = str(load_options(folder.config).get("output_dir", "/")), str(folder.path.resolve().parent)
-    start, separator, rest = f"{parent}/".rpartition(f"/{os.path.normpath(output_dir)}/".replace("/./", "/"))
-    place = Path(f"{start}/", value)
-    return str(place) if separator and not rest and value not in NAMED_MODELS and place.exists() else value
+    """A relative path as that of the folder that the run was started in, if it exists there; any other value
+    unchanged."""
+    place = Path(read_object(folder.status).get("directory", ""), value)
+    return str(place) if value not in NAMED_MODELS and place.exists() else value
 
 
-def _found_environment(folder: RunFolder, value: str, made: JsonObject) -> str:
-    """The environment of a run; a relative file is looked for where the run found it."""
+def _found_environment(folder: RunFolder, value: str) -> str:
+    """The environment of a run, with the path of its file, if it is one."""
     file, colon, name = value.partition(":")
-    if not file.endswith(".py"):
-        return value
-    recorded = str(made.get("file") or "")
-    is_there = Path(recorded).name == Path(file).name and Path(recorded).is_file()
-    return f"{recorded if is_there else _found_path(folder, file)}{colon}{name}"
+    return f"{_found_path(folder, file)}{colon}{name}" if file.endswith(".py") else value
 
 
 ANSWER_TOKENS = 512

@@ -14,7 +14,7 @@ from pathlib import Path
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING, sync_all
-from aitrain.runs.run_folder import RunFolder, cannot_make, missing_above, read_object, sync
+from aitrain.runs.run_folder import RunFolder, cannot_make, read_object, sync
 
 LOCK = ".lock"
 LOCK_VARIABLE = "AITRAIN_LOCK"
@@ -57,9 +57,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
     file, has_lock = folder.path / LOCK, None
     while True:
         try:
-            is_new, above = folder.is_new, folder.above
-            if not folder.path.exists():
-                is_new, above = True, missing_above(folder.path)
+            is_new = folder.is_new or not folder.path.exists()
             folder.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -73,7 +71,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
             if not is_open_file(handle, file):
                 continue  # the command that had it has removed the folder, as nothing began there
             is_new = is_new and not folder.config.exists()
-            mine = replace(folder, is_new=is_new, above=above, lock=handle if has_lock else None)
+            mine = replace(folder, is_new=is_new, lock=handle if has_lock else None)
             try:
                 yield mine
             finally:

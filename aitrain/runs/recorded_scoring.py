@@ -124,7 +124,7 @@ def _read(folder: Path, label: str, wanted: Sequence[str]) -> RecordedScoring:
         )
     evaluated = as_object(result.get("model")).get("given")  # that of a training is a path
     model = str(evaluated or options.get("model") or result.get("base_model") or "")
-    step = (result.get("model_step") or result.get("steps")) if phase == "after" else None
+    step = result.get("model_step") if phase == "after" else None
     name = short(model, EXCERPT) + ("" if step is None else f", step {step}")
     scoring = RecordedScoring(folder, label, rollouts, options, read_object(run.environment), state, name)
     only = str(scoring.environment.get("class") or "")

@@ -50,8 +50,6 @@ class RunFolder:
     path: Path
     is_new: bool = field(default=False, compare=False)
     """Whether it was made for this run, so that `discard` removes it."""
-    above: int = field(default=0, compare=False)
-    """Number of parent folders that were made for it."""
     epoch: int = field(default=0, compare=False)
     """How often a command had begun to write here when this one did, itself included; 0: this is not known."""
     lock: int | None = field(default=None, compare=False)
@@ -103,12 +101,11 @@ class RunFolder:
         """
         parent = Path(os.path.expanduser(config.output_dir))
         try:
-            above = missing_above(parent / config.project_name)
             parent.mkdir(parents=True, exist_ok=True)
             path = make_unused(parent / config.project_name)
         except OSError as error:
             raise cannot_make(parent, error.strerror) from None
-        return cls(path, is_new=True, above=above)
+        return cls(path, is_new=True)
 
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name.
@@ -133,10 +130,11 @@ class RunFolder:
         write_json(self.status, {**read_object(self.status), **news, "status": status}, durable=status != "running")
 
     def claimed(self, **known: object) -> RunFolder:
-        """This folder with the next epoch in status.json: earlier commands cannot write any more."""
+        """This folder with the next epoch in status.json: earlier commands cannot write any more. Paths of its options
+        are relative to the `directory`."""
         before = read_object(self.status).get("epoch")
         epoch = 1 + (before if isinstance(before, int) else 0)
-        self.write_status("running", epoch=epoch, nodes=[], **known)
+        self.write_status("running", epoch=epoch, nodes=[], directory=os.getcwd(), **known)
         return replace(self, epoch=epoch)
 
     def check_owner(self) -> None:
@@ -160,19 +158,11 @@ class RunFolder:
         """Remove what was made for a run that was refused before it began; a folder that was there stays."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # there are other runs
-                for folder in self.path.parents[: self.above]:
-                    folder.rmdir()
 
 
 def cannot_make(parent: Path, why: str | None) -> ConfigError:
     """The error of a run folder that cannot be made or written."""
     return ConfigError(f"output_dir: cannot make a run folder in {parent}: {why}\nChoose another with --output-dir.")
-
-
-def missing_above(path: Path) -> int:
-    """How many of the folders above a path do not exist."""
-    return sum(not folder.exists() for folder in path.parents)
 
 
 def make_unused(wanted: Path) -> Path:

@@ -19,8 +19,8 @@ LONGEST_POLL = 2.0
 """Maximum seconds between two polls; for short timeouts a quarter of the timeout."""
 DUMP = signal.SIGQUIT
 """The signal on which a training process writes the stacks of its threads to train.log."""
-DUMP_SECONDS = 3.0
-"""Seconds to wait for the stacks; a process in an uninterruptible system call writes none."""
+DUMP_SECONDS = 2.0
+"""Seconds in which a process writes its stacks; one in an uninterruptible system call writes none."""
 WITH_FILES = 4
 """By which factor the timeout is longer in phases that load or save files, in which nothing is counted."""
 LONGER = 4
@@ -135,12 +135,7 @@ def ask_for_stacks(log: Path, rank: int, send: Callable[[signal.Signals], object
         file.write(f"\nStalled: rank {rank}, {seen.name}. Stacks of all threads:\n".encode())
         start = file.tell()
     send(DUMP)
-    size, deadline = start, time.monotonic() + DUMP_SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(0.1)
-        before, size = size, log.stat().st_size
-        if start < size == before:
-            break
+    time.sleep(DUMP_SECONDS)
     with log.open("rb") as file:
         file.seek(start)
         return file.read().decode(errors="replace")

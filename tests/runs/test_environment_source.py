@@ -11,7 +11,7 @@ import pytest
 
 from aitrain.redaction import MASK, known_forms
 from aitrain.runs.environment_source import (
-    LONGEST_FILE,
+    MOST_BYTES,
     keep_source,
     kept_files,
     read_source,
@@ -57,7 +57,7 @@ def test_the_files_beside_it_that_it_imports_are_kept_and_belong_to_its_hash(imp
 
 def test_of_a_package_the_modules_that_it_imports_are_kept_but_no_links_and_no_huge_ones(imported: Path) -> None:
     env = f"from pack.near import x\nfrom . import huge, link\n{CLASS}"
-    files = {"__init__.py": "", "env.py": env, "near.py": "x = 1", "huge.py": "#" * (LONGEST_FILE + 1), "other.py": ""}
+    files = {"__init__.py": "", "env.py": env, "near.py": "x = 1", "huge.py": "#" * (MOST_BYTES + 1), "other.py": ""}
     write(imported, {f"pack/{name}": text for name, text in files.items()} | {"secret.py": "x = 2\n"})
     (imported / "pack" / "link.py").symlink_to(imported / "secret.py")
     environment = importlib.import_module("pack.env").Env()

@@ -7,6 +7,7 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.runs.model_reference import before_training, read_model, run_options
+from aitrain.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -59,7 +60,7 @@ def test_a_run_is_its_model_folder_and_its_checkpoints_and_the_folders_below_mod
     assert {one.run for one in (checkpoint, merged, adapter)} == {run.resolve()}
 
 
-def test_a_run_without_a_model_an_eval_and_weights_in_pickles_are_refused() -> None:
+def test_a_run_without_a_model_and_weights_in_pickles_are_refused() -> None:
     run = run_folder(Path("runs/sums"))
     (run / "status.json").write_text('{"status": "running"}')
     with pytest.raises(ConfigError, match="status dead"):
@@ -67,9 +68,6 @@ def test_a_run_without_a_model_an_eval_and_weights_in_pickles_are_refused() -> N
     for step in (9, 20):
         weights(run / f"checkpoints/checkpoint-{step}")
     with pytest.raises(ConfigError, match="runs/sums/checkpoints/checkpoint-20"):
-        read_model("runs/sums")
-    (run / "status.json").write_text('{"status": "finished", "job": "eval"}')
-    with pytest.raises(ConfigError, match="is an eval"):
         read_model("runs/sums")
     weights(Path("old")).joinpath("model.safetensors").rename("old/pytorch_model.bin")
     with pytest.raises(ConfigError, match="a pickle"):
@@ -93,21 +91,22 @@ def test_an_address_is_an_engine_and_may_not_hold_a_key() -> None:
             read_model(given)
 
 
-def test_options_of_a_run_are_those_of_its_start_folder_and_its_environment_is_the_recorded_one(
+def test_relative_paths_in_the_options_of_a_run_are_those_of_the_folder_that_it_was_started_in(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = "model: base\nchat_template: null\nrl_env: env.py:Env\nseed: 7\noutput_dir: runs\nproject_name: sums\n"
     run = run_folder(Path("runs/sums"), config)
     weights(run / "model", PEFT_TINY)
     weights(Path("base"))
+    (here / "env.py").touch()
+    RunFolder(run).claimed()
     (here / "other").mkdir()
     (here / "other" / "env.py").touch()
-    (run / "environment.json").write_text(json.dumps({"file": str(here / "other" / "env.py")}))
     monkeypatch.chdir(here / "other")
     found = read_model("../runs/sums")
     options = run_options(found.run)
     assert options == {
-        "model": str(here / "base"), "chat_template": None, "rl_env": f"{here}/other/env.py:Env", "seed": 7
+        "model": str(here / "base"), "chat_template": None, "rl_env": f"{here}/env.py:Env", "seed": 7
     }  # fmt: skip
     assert before_training(found) == read_model(str(here / "base"))
     assert run_options(None) == {}
