@@ -13,16 +13,14 @@ from aitrain.ui.dashboard import number
 from aitrain.ui.episodes import Query, find, tool_name
 from aitrain.ui.output import escape_controls
 
-GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = "    "
 LONGEST_ROW = 300
 """Maximum characters of a case's row; `--json` has all of them."""
 
 
 def worst(rollouts: RolloutIndex, query: Query) -> list[IndexEntry]:
-    """Scored episodes that match a query, lowest score first, of equal ones the newest first."""
-    scored = [entry for entry in find(rollouts, query) if entry.score is not None]
-    return sorted(scored, key=lambda entry: (entry.score or 0.0, -entry.step))
+    """Episodes that match a query, lowest score first, of equal ones the newest first; then those without a score."""
+    return sorted(find(rollouts, query), key=lambda entry: (entry.score is None, entry.score or 0.0, -entry.step))
 
 
 def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[Text]:
@@ -41,7 +39,7 @@ def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[
             yield from messages_text(record.transcript()[1])
             if error := record.error:
                 text = f"{error.place} {error.kind}: {error.message}"
-                yield Text(INDENT + indented(text.strip()), style=BAD)
+                yield Text(INDENT + indented(text.strip()), style="red")
         yield Text()
 
 
@@ -58,15 +56,8 @@ def _heading(group: list[IndexEntry]) -> Text:
 def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
     facts = ["" if entry.advantage is None else f"advantage {entry.advantage:+.2f}", escape_controls(entry.stop)]
     facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens"]
-    facts += [f"environment {record.seconds:.2f}s"] if record.seconds and record.seconds >= 0.01 else []
     facts += [f"{escape_controls(name)} {value:.3g}" for name, value in record.metrics.items() if value is not None]
-    return Text.assemble("  ", score_text(entry.score), ("  " + ", ".join(filter(None, facts)), "dim"))
-
-
-def score_text(score: float | None) -> Text:
-    """A score in the colour of how good it is."""
-    colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
-    return Text(f"score {number(score)}", colour)
+    return Text.assemble(f"  score {number(entry.score)}", ("  " + ", ".join(filter(None, facts)), "dim"))
 
 
 def messages_text(messages: Iterable[TranscriptMessage]) -> Iterator[Text]:
