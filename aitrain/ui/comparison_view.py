@@ -51,7 +51,8 @@ def comparison_texts(comparisons: Sequence[Comparison], most_cases: int = 2) -> 
         yield Text()
         yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
         yield Text()
-        shown = ", ".join(f"{count} {name}" for name, count in comparison.counts.items())
+        counts = comparison.counts.items()
+        shown = ", ".join(f"{count} {name}" for name, count in counts if count or name != "unscored")
         yield Text(f"{len(comparison.pairs)} cases, {comparison.decoding}: {shown}")
         for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence())):
             yield Text(escape_controls(sentence))

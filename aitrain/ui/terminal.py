@@ -90,9 +90,8 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     unit = "episodes" if overview.job == "eval" else "steps"
     extent = ("" if steps is None else f"  {steps} {unit}") + seconds
     yield Text.assemble((escape_controls(run.path.name), "bold"), f"  {escape_controls(overview.status)}{extent}")
-    counts = {"cases": result.get("train_cases"), "held out": result.get("eval_cases")}
-    parts = [overview.model, overview.environment_name, *(f"{count} {name}" for name, count in counts.items() if count)]
-    yield Text(escape_controls(", ".join(filter(None, parts))) + "\n", "dim")
+    names = filter(None, (overview.model, overview.environment_name))
+    yield Text(escape_controls(", ".join(names)) + "\n", "dim")
     if rows := table_texts(overview.scores):
         yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
     else:

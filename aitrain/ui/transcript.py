@@ -28,7 +28,7 @@ def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[
     for _, together in groupby(entries, key=lambda entry: entry.group_key):
         group = list(together)
         records = [rollouts.record(entry) for entry in group]
-        yield _heading(group)
+        yield _heading(group[0])
         row = short(json.dumps(records[0].row, ensure_ascii=False), LONGEST_ROW) if records[0].row else ""
         for name, text in (("row", row), ("tools", ", ".join(map(tool_name, records[0].tools)))):
             if text:
@@ -43,14 +43,12 @@ def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[
         yield Text()
 
 
-def _heading(group: list[IndexEntry]) -> Text:
-    first = group[0]
+def _heading(first: IndexEntry) -> Text:
     what = escape_controls(first.eval_phase).replace("_", ", ") or f"group {first.group}"
     what += " (discarded)" if first.discarded else ""
-    scores = "  ".join(number(entry.score) for entry in group) if len(group) > 1 else ""
     named = f" (case_idx {first.case_idx})" if first.case_idx != first.case else ""
     case = escape_controls(f"{first.environment} {first.case}{named}".lstrip())
-    return Text.assemble((f"step {first.step}, {what}, case {case}", "bold"), f"  {scores}")
+    return Text(f"step {first.step}, {what}, case {case}", "bold")
 
 
 def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
