@@ -88,7 +88,7 @@ def test_a_run_that_failed_says_why_and_how_it_is_continued(run: Path) -> None:
     ("arguments", "scores"),
     [
         ("--worst --limit 3", ["0.000", "0.100", "0.250"]),
-        ("--failed", ["-"]),
+        ("--worst --failed", ["-"]),
         ("--case 0", ["0.250", "0.750", "0.000"]),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_run_under_way_is_a_few_lines_that_are_drawn_over_and_no_wider_than_th
         "step      9/9  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  0s left",
         "reward    0.900  ▁▂▃▄▅▅▆▇█  0.10 to 0.90",
         "held-out  0.250 before",
-        "groups    12% flat  (all scores equal)",
+        "groups    12% flat (all scores equal)",
         "episodes  3% truncated  0% failed",
         "speed     1,234 tokens/s  0.60s a step",
         "          generate 0.25s  environment 0.05s  optimize 0.30s",
@@ -78,7 +78,7 @@ def test_in_a_pipe_there_are_few_lines_and_no_control_characters() -> None:
         "loading",
         "! 2 dropped",
         "held-out score before: 0.250 sampled, 0.100 greedy",
-        "step 1/9  1m 20s left  reward 0.100  groups 12% flat  (all scores equal)  episodes 3% truncated  0% failed"
+        "step 1/9  1m 20s left  reward 0.100  groups 12% flat (all scores equal)  episodes 3% truncated  0% failed"
         "  speed 1,234 tokens/s  0.60s a step  generate 0.25s  environment 0.05s  optimize 0.30s",
     ]
 

@@ -7,10 +7,9 @@ import json
 import re
 from pathlib import Path
 
-from aitrain.errors import ConfigError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.packages import NAMED_MODELS, public_base
+from aitrain.packages import public_base
 from aitrain.redaction import redact, without_secrets
 from aitrain.runs.held_out import recorded_table, table_texts
 from aitrain.runs.run_folder import RunFolder, write_text
@@ -30,7 +29,7 @@ def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | Non
     try:
         text = card_text(Overview(folder.path), place, resolve(TrainConfig, folder.config))
         write_text(place / "README.md", redact(text) + "\n")
-    except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
+    except Exception as error:
         return f"The model card could not be written: {type(error).__name__}: {error}"
     return None
 
@@ -40,16 +39,15 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
     from jinja2 import Environment, FunctionLoader  # here, because nothing else of a training needs them
     from markupsafe import Markup
 
-    def finalize(value: object) -> str:
-        return str(value) if isinstance(value, Markup) else escaped(value)
-
     is_adapter = (place / "adapter_config.json").exists()
-    named = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model) and config.model not in NAMED_MODELS
-    is_on_hub = named and not Path(config.model).exists()
-    env_config = without_secrets(config.rl_env_config)
+    is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", config.model) and not Path(config.model).exists()
     changed = without_secrets(config.changed())
     options = (f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in changed.items())
-    templates = Environment(loader=FunctionLoader(asset), trim_blocks=True, finalize=finalize)
+    templates = Environment(
+        loader=FunctionLoader(asset),
+        trim_blocks=True,
+        finalize=lambda value: str(value) if isinstance(value, Markup) else escaped(value),
+    )
     text: str = templates.get_template("card.md").render(
         base=config.model if is_on_hub else "",
         config=config,
@@ -60,7 +58,6 @@ def card_text(overview: Overview, place: Path, config: TrainConfig) -> str:
         scores=table_texts(recorded_table(overview.result.get("scores")) or {}),
         curve=reward_line(overview.rewards).plain,
         made=overview.environment,
-        env_config=json.dumps(env_config, ensure_ascii=False) if env_config else "",
         options=escape_controls("\n".join(FOLDERS.sub("", option) for option in options)),
     )
     return text

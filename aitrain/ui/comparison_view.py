@@ -3,13 +3,12 @@ Control characters of models are escaped."""
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rich.text import Text
 
 from aitrain.packages import public_base
 from aitrain.redaction import redact
-from aitrain.runs.comparison import CasePair, Comparison, Outcome, compare_all, telling_samples
+from aitrain.runs.comparison import CasePair, Comparison, Outcome, telling_samples
 from aitrain.runs.held_out import (
     VERDICT_STYLES,
     VERDICT_WORDS,
@@ -19,16 +18,13 @@ from aitrain.runs.held_out import (
     verdict_of,
 )
 from aitrain.runs.json_values import JsonObject
-from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.ui.dashboard import number
 from aitrain.ui.episodes import episode
 from aitrain.ui.output import escape_controls
 from aitrain.ui.page import rendered
 from aitrain.ui.terminal import text_table
-from aitrain.ui.transcript import MIDDLE, messages_text, score_text
+from aitrain.ui.transcript import messages_text
 
-LONGEST_TEXT = 2_000
-"""Maximum columns of an answer; the page has more."""
 STYLES = ("page.css", "comparison.css")
 SCRIPTS = ("dom.js", "theme.js", "comparison.js")
 MOST_CASES: dict[Outcome, int] = {"lost": 40, "won": 40, "equal": 10, "unscored": 10}
@@ -61,7 +57,7 @@ def comparison_texts(comparisons: Sequence[Comparison], most_cases: int = 2) -> 
         for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence())):
             yield Text(escape_controls(sentence))
         for note in comparison.notes:
-            yield Text(f"! {escape_controls(redact(note))}", style=MIDDLE)
+            yield Text(f"! {escape_controls(redact(note))}", style="yellow")
         for outcome, cases in {"lost": comparison.cases("lost"), "won": comparison.cases("won")}.items():
             for place, pair in enumerate(cases[:most_cases], start=1):
                 yield Text()
@@ -97,22 +93,11 @@ def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[Te
         asked, said = scoring.rollouts.record(sample).transcript()
         if scoring is a:
             yield from messages_text(asked)
-        yield Text.assemble("  ", (escape_controls(scoring.label), "bold"), "  ", score_text(sample.score))
-        for message in messages_text(said):
-            message.truncate(LONGEST_TEXT, overflow="ellipsis")
-            yield message
+        yield Text.assemble("  ", (escape_controls(scoring.label), "bold"), f"  score {number(sample.score)}")
+        yield from messages_text(said)
 
 
 # -- the page
-
-
-def comparison_page(a: Path, b: Path) -> str:
-    """The page of two runs or evals; of the same run twice, its model before training compared with the one after.
-
-    Raises:
-        ConfigError: they cannot be compared.
-    """
-    return page_of_comparisons(compare_all(read_scorings([a] if a.resolve() == b.resolve() else [a, b])))
 
 
 def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:

@@ -72,8 +72,7 @@ class Dashboard:
         scores = [*self.scores[:1], *self.scores[1:][-2:]]  # the first and the last two
         lines["held-out"] = _joined(*(Text(f"{number(one.sampled)} {one.when}") for one in scores))
         if (step := self.step) is not None:
-            flat = _share(step.flat_groups, "flat")
-            lines["groups"] = _joined(flat, Text("(all scores equal)", "dim") if flat else flat)
+            lines["groups"] = _share(step.flat_groups, "flat (all scores equal)")
             failed = _share(step.failed, "failed", "red" if step.failed else "")
             lines["episodes"] = _joined(_share(step.truncated, "truncated"), failed)
             seconds = {name: f"{value:.2f}s" for name, value in step.seconds.items()}
@@ -98,9 +97,7 @@ def event_line(event: Event) -> str:
     if isinstance(event, Phase):
         return event.text
     if isinstance(event, Evaluated) and event.sampled is not None:
-        each = ", ".join(f"{name} {number(score)}" for name, score in event.environments.items())
-        of_each = f" ({each})" if each else ""
-        return f"held-out score {event.when}: {number(event.sampled)} sampled{of_each}, {number(event.greedy)} greedy"
+        return f"held-out score {event.when}: {number(event.sampled)} sampled, {number(event.greedy)} greedy"
     dashboard = Dashboard(phase="")
     dashboard.take(event)
     return "  ".join(f"{name} {line}".strip() for name, line in dashboard.parts(0).items())

@@ -60,13 +60,11 @@ def find(rollouts: RolloutIndex, query: Query) -> list[IndexEntry]:
     are equal for a to z."""
     entries, text = rollouts.entries, query.text
     forms = {json.dumps(text, ensure_ascii=ascii)[1:-1].encode(errors="replace").lower() for ascii in (False, True)}
-    by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
-
-    def place(entry: IndexEntry) -> tuple[int, str, int, int, str]:
-        step, phase, group, case = entry.group_key
-        return step, phase, group, len(case), case
-
-    found = sorted((entry for entry in entries if query.takes(entry, by_case_idx)), key=place)
+    by_case_idx = all(entry.case != query.case for entry in entries)
+    found = sorted(
+        (entry for entry in entries if query.takes(entry, by_case_idx)),
+        key=lambda entry: (entry.step, entry.eval_phase, entry.group, len(entry.case), entry.case),
+    )
 
     def holds(entry: IndexEntry) -> bool:
         line = rollouts.raw(entry).lower()
@@ -198,7 +196,5 @@ def case_rows(rollouts: RolloutIndex) -> list[dict[str, Any]]:
 
 def cases_json(rollouts: RolloutIndex, most: int) -> JsonObject:
     """The cases for a page: at most `most`, the held-out ones and those whose score changed most."""
-    rows = shown = case_rows(rollouts)
-    if len(rows) > most:
-        shown = sorted(rows, key=lambda row: (not row["is_held_out"], -abs(row["change"] or 0.0)))[:most]
-    return {"rows": shown, "count": len(rows)}
+    rows = sorted(case_rows(rollouts), key=lambda row: (not row["is_held_out"], -abs(row["change"] or 0.0)))
+    return {"rows": rows[:most], "count": len(rows)}

@@ -18,6 +18,7 @@ from aitrain.runs.diagnosis import findings_of
 from aitrain.runs.heartbeat import state_of
 from aitrain.runs.held_out import (
     IntervalValues,
+    ScoreRow,
     ScoreTable,
     Verdict,
     grouped,
@@ -25,7 +26,7 @@ from aitrain.runs.held_out import (
     verdict_of,
     verdict_of_scores,
 )
-from aitrain.runs.json_values import JsonObject, as_float, as_objects, regular
+from aitrain.runs.json_values import JsonObject, as_float, as_object, as_objects, regular
 from aitrain.runs.model_reference import read_options
 from aitrain.runs.records import read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
@@ -47,6 +48,7 @@ MOST_METRICS = 32 * 2**20
 """Bytes at the end of metrics.jsonl that the table of runs reads."""
 LOG_BYTES, LOG_LINES = 16_000, 60
 """Limits of the end of train.log that a page shows."""
+UNSCORED: ScoreRow = {"before": None, "after": None, "change": None}
 OF_A_PLACE = ("project_name", "output_dir")
 """Options that differ in any two runs."""
 
@@ -114,21 +116,19 @@ class Overview:
     @property
     def model(self) -> str:
         """The model's name; of one in a folder of this machine, that of the folder."""
-        given = self.result.get("model")
-        of_eval = given.get("label") if isinstance(given, dict) else ""
+        of_eval = as_object(self.result.get("model")).get("label")
         return public_base(redact(str(self.result.get("base_model") or of_eval or self.options.get("model") or "")))
 
     @property
     def environment_name(self) -> str:
-        """The environment's class, or what the options say of it."""
+        """The class of its environment, or of each of several; in the first seconds what the options say of it."""
         name = self.result.get("environment") or self.environment.get("class") or self.options.get("rl_env") or ""
-        return redact(", ".join(map(str, name)) if isinstance(name, list) else str(name))
+        return redact(str(name))
 
     @property
     def option_rows(self) -> list[JsonObject]:
         """Its options with their defaults, as text."""
-        fields = (EvalConfig if self.job == "eval" else TrainConfig).model_fields
-        defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        defaults = vars((EvalConfig if self.job == "eval" else TrainConfig).model_construct())
         return [
             {
                 "name": name,
@@ -146,14 +146,15 @@ class Overview:
 
     @cached_property
     def scores(self) -> ScoreTable:
-        """The held-out scores of result.json, those of an eval as scores after training; without a result, the score
-        before training."""
+        """The held-out scores of result.json, those of an eval as scores after training; without them, the score before
+        training, if there is one."""
         table = recorded_table(self.result.get("scores"))
         if table and self.status != "running":
             return table
         before = self.result.get("score_before", self.recorded.get("score_before"))
         after = None if self.status == "running" else self.result.get("score_after")  # that of its earlier end
-        return {"sampled": {"before": _bare(before), "after": _bare(after), "change": None}}
+        row: ScoreRow = {"before": _bare(before), "after": _bare(after), "change": None}
+        return {"sampled": row} if row["before"] or row["after"] else {}
 
     @property
     def verdict(self) -> Verdict | None:
@@ -185,11 +186,10 @@ class Overview:
     @cached_property
     def curves(self) -> tuple[list[int], Series]:
         """Steps, evenly spread if there are many, and the numbers of the training by their names, each as long."""
-        steps = [line for line in read_metrics(self.run.metrics) if not line.is_scoring]
-        lines = [(line.step, line.values) for line in evenly(steps, POINTS)]
-        names = {name: None for _, series in lines for name in series}
-        drawn = {name: [series.get(name) for _, series in lines] for name in names}
-        return [step for step, _ in lines], {name: y for name, y in drawn.items() if set(y) != {None}}
+        lines = evenly([line for line in read_metrics(self.run.metrics) if not line.is_scoring], POINTS)
+        names = dict.fromkeys(name for line in lines for name in line.values)
+        drawn = {name: [line.values.get(name) for line in lines] for name in names}
+        return [line.step for line in lines], {name: y for name, y in drawn.items() if set(y) != {None}}
 
     @property
     def rewards(self) -> list[float]:
@@ -296,8 +296,7 @@ class Overview:
         """The run in the table of runs, which has no time to parse: from small files and the end of metrics.jsonl."""
         metrics = end_of(self.run.metrics, MOST_METRICS).rpartition(b"\n")[0]
         rewards = re.findall(rb'"reward": (-?[\d.]+(?:e-?\d+)?)', metrics)
-        state, row = self.state, next(iter(self.scores.values()))
-        change = row["change"]
+        state, row = self.state, next(iter(self.scores.values()), UNSCORED)
         return {
             **state,
             "name": self.run.path.name,
@@ -307,10 +306,8 @@ class Overview:
             "environment": self.environment_name,
             "options": self._plain_options(),
             "rewards": list(map(float, evenly(rewards, ROW_POINTS))),
-            "before": row["before"],
-            "after": row["after"],
-            "change": change,
-            "verdict": verdict_of(change),
+            **row,
+            "verdict": verdict_of(row["change"]),
             "seconds": self.result.get("seconds"),
         }
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from aitrain.ui.overview import Overview
 
 SIGNS = ("metrics.jsonl", "status.json", "rollouts", SWEEP_LOG)
 """Files that identify the folder of a run or a sweep; one suffices. A config.yaml may be a file of options only."""
-MOST_RUNS = 2_000
 
 
 class RunRegistry:
@@ -31,9 +29,8 @@ class RunRegistry:
                 id += " (2)"
             found[id] = path
             if is_sweep(path):
-                trials = sorted(trial for trial in path.iterdir() if _may_enter(trial) and is_run(trial))
-                found |= {f"{id}/{trial.name}": trial for trial in trials}
-        return dict(islice(found.items(), MOST_RUNS))
+                found |= {f"{id}/{trial.name}": trial for trial in _runs_inside(path)}
+        return found
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of runs; `is_given` is set for a run that was named itself, and not by its folder."""
@@ -55,13 +52,13 @@ def _found_in(place: Path) -> Iterator[Path]:
     if is_run(place):
         yield place
     elif place.is_dir():
-        folders = [path for path in place.iterdir() if _may_enter(path) and is_run(path)]
-        yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
+        yield from _runs_inside(place)
 
 
-def _may_enter(path: Path) -> bool:
-    """Whether a folder inside another is one of its runs, and not closed to this user."""
-    return not path.is_symlink() and os.access(path, os.X_OK)
+def _runs_inside(folder: Path) -> list[Path]:
+    """The runs in a folder, the newest first; no links, and none that is closed to this user."""
+    runs = [path for path in folder.iterdir() if not path.is_symlink() and os.access(path, os.X_OK) and is_run(path)]
+    return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def is_sweep(path: Path) -> bool:
@@ -96,7 +93,7 @@ def places(names: Iterable[str]) -> list[Path]:
     for name in names:
         path = next((path for path in (Path(name).expanduser(), runs / name) if path.exists()), None)
         if path is None:
-            near = did_you_mean(name, [path.name for path in runs.iterdir()] if runs.is_dir() else [])
+            near = did_you_mean(name, [path.name for path in runs.glob("*")])
             raise ConfigError(f"There is no run, folder or file {name}.{near}\nList the runs with: aitrain show")
         found.append(path)
     return found or [runs]

@@ -22,10 +22,12 @@ from urllib.parse import urlencode
 
 from aitrain.environment.http_server import RefusedRequestError, http_server
 from aitrain.errors import ConfigError
+from aitrain.runs.comparison import compare_all
 from aitrain.runs.environment_source import read_source
+from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.comparison_view import comparison_page
+from aitrain.ui.comparison_view import page_of_comparisons
 from aitrain.ui.episodes import Query, cases_json, episode, find, page_of
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
@@ -116,7 +118,8 @@ class PageServer:
         if path == "/":
             return run_page()
         if path == "/compare":
-            return comparison_page(self._run(parameters, "a"), self._run(parameters, "b"))
+            both = [self._run(parameters, name) for name in ("a", "b")]
+            return page_of_comparisons(compare_all(read_scorings(both)))
         if path == "/api/runs":
             return self.registry.rows()
         run = self._run(parameters, "run")

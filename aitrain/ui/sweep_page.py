@@ -1,7 +1,6 @@
 """The result of a sweep: as text for the terminal, and as the page sweep.html."""
 
 import json
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +20,6 @@ from aitrain.ui.page import rendered
 PAGE = "sweep.html"
 STUDY = "sweep"
 """Name of the study in the journal."""
-WIDEST = 24
-"""Columns of a value in the table."""
 
 
 def open_study(folder: Path, is_new: bool = False) -> Study:
@@ -55,11 +52,7 @@ def best_trial(study: Study) -> FrozenTrial | None:
 
 def ranked(study: Study) -> list[FrozenTrial]:
     """The trials, the best first, then those without a score in their order."""
-
-    def place(trial: FrozenTrial) -> float:
-        return math.inf if trial.value is None else -trial.value
-
-    return sorted(study.get_trials(), key=place)
+    return sorted(study.get_trials(), key=lambda trial: (trial.value is None, -(trial.value or 0.0)))
 
 
 def values_text(values: Mapping[str, object]) -> str:
@@ -81,7 +74,7 @@ def table(trials: Sequence[FrozenTrial]) -> list[list[str]]:
     names = list(trials[0].params) if trials else []
     rows = [["trial", *names, "before", "score after training"]]
     for trial in trials:
-        values = [_value_text(trial.params[name])[:WIDEST] for name in names]
+        values = [_value_text(trial.params[name]) for name in names]
         before = trial.user_attrs.get("before")
         rows.append([str(trial.number), *values, "-" if before is None else f"{before:.3f}", outcome(trial)])
     return rows

@@ -90,9 +90,8 @@ def run_texts(overview: Overview) -> Iterator[Text]:
     unit = "episodes" if overview.job == "eval" else "steps"
     extent = ("" if steps is None else f"  {steps} {unit}") + seconds
     yield Text.assemble((escape_controls(run.path.name), "bold"), f"  {escape_controls(overview.status)}{extent}")
-    counts = {"cases": result.get("train_cases"), "held out": result.get("eval_cases")}
-    parts = [overview.model, overview.environment_name, *(f"{count} {name}" for name, count in counts.items() if count)]
-    yield Text(escape_controls(", ".join(filter(None, parts))) + "\n", "dim")
+    names = filter(None, (overview.model, overview.environment_name))
+    yield Text(escape_controls(", ".join(names)) + "\n", "dim")
     if rows := table_texts(overview.scores):
         yield text_table([[Text(title, "bold") for title in ("held-out", "before", "after", "change")], *rows])
     else:
@@ -101,24 +100,19 @@ def run_texts(overview: Overview) -> Iterator[Text]:
         yield Text(f"\n{verdict_sentence(overview.scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}")
     if overview.advice:
         yield Text(overview.advice)
-    if result.get("selection_score") is not None:
-        how = "on other held-out cases" if result["selection_cases"] else "with new samples"
-        best = f"whose score of {result['selection_score']:.3f} was the best of {result['selection_scorings']}"
-        yield Text(f"model/ has the weights of step {result['model_step']}, {best}; after: its score {how}", "dim")
     for finding in findings_of(overview.run):
         yield Text(f"step {finding.step}: {escape_controls(finding.text)}", "yellow")
     if curve := reward_line(overview.rewards):
         yield Text("\nreward    ").append_text(curve)
-    command = f"aitrain show {shlex.quote(str(run.path))}"
     counted = overview.episodes
     if counted["all"]:
         ended = f"ended: {_numbers(counted['stops'])}"
         yield Text(f"\n{counted['all']:,} episodes, {counted['held_out']:,} of them held out; {ended}")
-        yield Text(escape_controls(f"episodes: {command} --worst, --failed, --step N, --case N"), "dim")
     if failures := counted["failures"] or result.get("failures"):
         of = counted["all"] or result["episodes"]
         failed = f"{sum(failures.values()):,} of {of:,} episodes ({_numbers(failures)})"
-        yield Text(escape_controls(f"\nfailures: {failed}: {command} --failed"), "red")
+        command = f"aitrain show {shlex.quote(str(run.path))} --failed"
+        yield Text(escape_controls(f"\nfailures: {failed}: {command}"), "red")
     yield Text()
     merged = run.model / "merged"
     places = {"model": run.model, "merged with its base": merged, "run folder": run.path, "report": run.report}
@@ -136,7 +130,7 @@ def _numbers(counts: Mapping[str, int]) -> str:
 
 def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:
     """Cells in columns. Its lines are not wrapped, so that a program can read them."""
-    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    cells = [[Text.assemble(cell) for cell in row] for row in rows]
     widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:

@@ -13,16 +13,14 @@ from aitrain.ui.dashboard import number
 from aitrain.ui.episodes import Query, find, tool_name
 from aitrain.ui.output import escape_controls
 
-GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = "    "
 LONGEST_ROW = 300
 """Maximum characters of a case's row; `--json` has all of them."""
 
 
 def worst(rollouts: RolloutIndex, query: Query) -> list[IndexEntry]:
-    """Scored episodes that match a query, lowest score first, of equal ones the newest first."""
-    scored = [entry for entry in find(rollouts, query) if entry.score is not None]
-    return sorted(scored, key=lambda entry: (entry.score or 0.0, -entry.step))
+    """Episodes that match a query, lowest score first, of equal ones the newest first; then those without a score."""
+    return sorted(find(rollouts, query), key=lambda entry: (entry.score is None, entry.score or 0.0, -entry.step))
 
 
 def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[Text]:
@@ -30,7 +28,7 @@ def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[
     for _, together in groupby(entries, key=lambda entry: entry.group_key):
         group = list(together)
         records = [rollouts.record(entry) for entry in group]
-        yield _heading(group)
+        yield _heading(group[0])
         row = short(json.dumps(records[0].row, ensure_ascii=False), LONGEST_ROW) if records[0].row else ""
         for name, text in (("row", row), ("tools", ", ".join(map(tool_name, records[0].tools)))):
             if text:
@@ -41,32 +39,23 @@ def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[
             yield from messages_text(record.transcript()[1])
             if error := record.error:
                 text = f"{error.place} {error.kind}: {error.message}"
-                yield Text(INDENT + indented(text.strip()), style=BAD)
+                yield Text(INDENT + indented(text.strip()), style="red")
         yield Text()
 
 
-def _heading(group: list[IndexEntry]) -> Text:
-    first = group[0]
+def _heading(first: IndexEntry) -> Text:
     what = escape_controls(first.eval_phase).replace("_", ", ") or f"group {first.group}"
     what += " (discarded)" if first.discarded else ""
-    scores = "  ".join(number(entry.score) for entry in group) if len(group) > 1 else ""
     named = f" (case_idx {first.case_idx})" if first.case_idx != first.case else ""
     case = escape_controls(f"{first.environment} {first.case}{named}".lstrip())
-    return Text.assemble((f"step {first.step}, {what}, case {case}", "bold"), f"  {scores}")
+    return Text(f"step {first.step}, {what}, case {case}", "bold")
 
 
 def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
     facts = ["" if entry.advantage is None else f"advantage {entry.advantage:+.2f}", escape_controls(entry.stop)]
     facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens"]
-    facts += [f"environment {record.seconds:.2f}s"] if record.seconds and record.seconds >= 0.01 else []
     facts += [f"{escape_controls(name)} {value:.3g}" for name, value in record.metrics.items() if value is not None]
-    return Text.assemble("  ", score_text(entry.score), ("  " + ", ".join(filter(None, facts)), "dim"))
-
-
-def score_text(score: float | None) -> Text:
-    """A score in the colour of how good it is."""
-    colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
-    return Text(f"score {number(score)}", colour)
+    return Text.assemble(f"  score {number(entry.score)}", ("  " + ", ".join(filter(None, facts)), "dim"))
 
 
 def messages_text(messages: Iterable[TranscriptMessage]) -> Iterator[Text]:

@@ -21,7 +21,7 @@ from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import event_loop
 from aitrain.runs.records import TranscriptMessage
 from aitrain.ui.output import escape_controls
-from aitrain.ui.transcript import messages_text, score_text
+from aitrain.ui.transcript import messages_text
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import EMPTY, JUNK, Conversation, Policy, Script, reference_of, rollout_of
 
@@ -60,7 +60,7 @@ def play(
     show_heading(console, f"{STOPS[stop]} ({stop}, {turns} turn{'' if turns == 1 else 's'})")
     score, metrics = episode.result.score, dict(episode.result.metrics)
     unscored = Text("score none: unscored, left out of training", style="yellow")
-    console.print(unscored if score is None else score_text(score))
+    console.print(unscored if score is None else f"score {score:.3f}")
     for name, value in metrics.items():
         show_text(console, f"      env/{name} {value:g}", "dim")
     return {

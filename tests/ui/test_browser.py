@@ -19,7 +19,7 @@ from aitrain.ui.page import write_report
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import Serve, record, said, write_run
-from tests.ui.made_runs import RENDERED, make_sweep
+from tests.ui.made_runs import RENDERED, make_eval, make_sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -213,6 +213,11 @@ def test_the_table_of_runs_is_sorted_filtered_unfolded_and_found_again_by_its_ad
     page.click("[data-run=lr-sweep] .unfold")
     page.click(".trial a:has-text('trial-1')")
     page.wait_for_selector("h1:has-text('trial-1')")
+
+
+def test_an_eval_has_the_length_of_its_episodes(tmp_path: Path, visit: Visit, serve: Serve) -> None:
+    tab = visit(serve(make_eval(tmp_path / "eval").path).address)
+    assert tab.texts("table.evaluation tbody tr") == ["tokens of an episode, mean\t2"]
 
 
 # -- the pages of comparisons and sweeps

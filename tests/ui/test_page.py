@@ -13,14 +13,20 @@ import pytest
 import aitrain.ui.comparison_view as pages
 import aitrain.ui.page as writing
 from aitrain.events import Event
+from aitrain.runs.comparison import compare_all
+from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.run_folder import RunFolder
-from aitrain.ui.comparison_view import comparison_page
+from aitrain.ui.comparison_view import page_of_comparisons
 from aitrain.ui.page import page_data, run_page, write_report
 from aitrain.ui.sweep_page import open_study, sweep_page
 from tests.conftest import read_lines
 from tests.runs.scorings import episodes, write_scoring
 from tests.ui.conftest import read, record, said, write_run
 from tests.ui.made_runs import EVIL, make_sweep
+
+
+def comparison_page(*folders: Path) -> str:
+    return page_of_comparisons(compare_all(read_scorings(folders)))
 
 
 class Tags(HTMLParser):

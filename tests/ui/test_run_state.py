@@ -83,6 +83,13 @@ def test_the_table_of_runs_has_options_of_one_line_without_secrets(tmp_path: Pat
     assert Overview(run.path).row()["options"] == {"lr": "1.0e-05", "tokens_per_pass": "8192"}
 
 
+def test_a_run_without_held_out_cases_has_no_scores(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [], "finished")
+    write_json(run.result, {"score_before": None, "score_after": None, "scores": {}})
+    overview = Overview(run.path)
+    assert (overview.to_json()["scores"], overview.row()["before"], overview.row()["change"]) == ({}, None, None)
+
+
 # -- cases
 
 

@@ -98,7 +98,8 @@ def test_the_address_has_a_key_without_which_nothing_is_answered(server: PageSer
         assert status == 403
         assert b"better" not in body
         assert "Set-Cookie" not in headers
-    assert ask(server, f"/api/runs?key={server.key}", Cookie="")[0] == 403
+    for path in ("/api/runs?", "/compare?a=better&b=live&"):
+        assert ask(server, f"{path}key={server.key}", Cookie="")[0] == 403
     status, headers, _ = ask(server, f"/?run=a%2Fb&key={server.key}", Cookie="", Sec_Fetch_Site="none")
     assert (status, headers["Location"]) == (303, "/?run=a%2Fb")
     cookie, *flags = headers["Set-Cookie"].split("; ")

@@ -71,12 +71,8 @@ function evalRow(name, hint, { after }) {
 
 /** Further numbers of an eval, by decoding. */
 function evaluationTable({ lengths, metrics }) {
-  const found = {};
-  const add = (beginning, values) => {
-    for (const [decoding, named] of Object.entries(values ?? {})) for (const [name, value] of Object.entries(named)) (found[beginning + name] ??= {})[decoding] = value;
-  };
-  add("tokens of an episode, ", lengths);
-  add("", metrics);
+  const found = { "tokens of an episode, mean": lengths ?? {} };
+  for (const [decoding, named] of Object.entries(metrics ?? {})) for (const [name, value] of Object.entries(named)) (found[name] ??= {})[decoding] = value;
   const rows = Object.entries(found).filter(([, values]) => Object.keys(values).length);
   if (!rows.length) return null;
   const names = [...new Set(rows.flatMap(([, values]) => Object.keys(values)))];
