@@ -237,7 +237,8 @@ def model_use(subject: Subject) -> Iterator[EnvFinding]:
     if subject.model.used:
         yield EnvFinding(
             "warning" if named is None or "model" in named else "info",
-            f"score_episode uses the model ({', '.join(subject.model.used)}). Scores that need it were not checked.",
+            f"score_episode uses the model ({', '.join(sorted(subject.model.used))})."
+            " Scores that need it were not checked.",
             "What the model says inside the scorer is not trained: only the first reply of a conversation learns.",
             "For a conversation write `episode` or `start`, in which every turn is trained.",
         )
