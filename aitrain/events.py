@@ -1,5 +1,7 @@
 """The events of a run, sent from the training process to the screen as one JSON line each."""
 
+from __future__ import annotations  # docs/events.md has the types as they are written here
+
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
