@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from aitrain.events import Event, NoteLevel  # noqa: E402
 from aitrain.options.algorithms import ALGORITHMS, CISPO_BOUND, PRESETS  # noqa: E402
-from aitrain.options.section import Option, json_schema, options_of, sections_of  # noqa: E402
+from aitrain.options.section import Option, options_of, sections_of  # noqa: E402
 from aitrain.options.train import TrainConfig  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -101,7 +101,7 @@ BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mos
 
 def values_of(option: Option) -> str:
     """What may follow a flag: `integer, at least 2`, `colocate, server`."""
-    properties: Any = json_schema(TrainConfig)["properties"]
+    properties: Any = TrainConfig.model_json_schema()["properties"]
     stated = properties[option.name]
     parts = stated.get("anyOf", [stated])
     bounds = [f"{text} {part[name]}" for part in parts for name, text in BOUNDS.items() if name in part]

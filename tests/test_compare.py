@@ -50,7 +50,7 @@ def test_a_worse_model_ends_with_code_4_if_asked(runs: Path, models: str, flags:
     [
         ("", "Missing argument"),
         ("high tiny", "There is no run, folder or file tiny"),
-        ("high low --html gone/page.html", "--html: cannot write gone/page.html: No such file"),
+        ("high low --html gone/page.html", "gone/page.html: No such file"),
     ],
 )
 def test_what_cannot_be_compared_is_a_wrong_command(runs: Path, arguments: str, word: str) -> None:

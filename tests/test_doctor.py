@@ -118,8 +118,8 @@ def test_a_driver_that_hangs_is_a_problem_and_keeps_nobody_waiting(
 @pytest.mark.parametrize(
     ("installed", "name", "state", "advice"),
     [
-        (["transformers", "5.10.0"], "transformers", "problem", 'pip install "transformers>=5.17,<5.18"'),
-        (["trl"], "trl", "problem", 'pip install "trl>=1.16,<1.17"'),
+        (["transformers", "5.10.0"], "transformers", "problem", 'pip install "transformers<5.18,>=5.17"'),
+        (["trl"], "trl", "problem", 'pip install "trl<1.17,>=1.16"'),
         (["vllm", "0.30.0"], "vllm", "problem", 'pip install "aitrain[vllm]"'),
         (["vllm", "0.31.0+cu130", "torch==2.13.0"], "vllm", "ok", ""),
     ],

@@ -10,12 +10,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from aitrain import TrainConfig
-from aitrain.options.section import json_schema, options_of
+from aitrain.options.section import options_of
 from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
-SCHEMA: dict[str, Any] = json_schema(TrainConfig)
+SCHEMA: dict[str, Any] = TrainConfig.model_json_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)
 OPTIONS = options_of(TrainConfig)
 

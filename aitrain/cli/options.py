@@ -8,7 +8,7 @@ import typer
 from aitrain.cli.flags import AsJson, print_json
 from aitrain.errors import ConfigError
 from aitrain.options.other_names import unknown_option
-from aitrain.options.section import json_schema, options_of
+from aitrain.options.section import options_of
 from aitrain.options.train import TrainConfig
 
 
@@ -30,7 +30,7 @@ def options(
     # yaml-language-server: $schema=config.schema.json
     """
     if schema:
-        print_json(json_schema(TrainConfig))
+        print_json(TrainConfig.model_json_schema())
         return 0
     wanted = [word.lstrip("-").lower() for word in words or ()]
     found = [

@@ -77,10 +77,8 @@ def show_plan(plan: RunPlan, as_json: bool, is_dry_run: bool = False) -> None:
         return
     document = {
         "options": plan.config.changed(),
-        "processes": plan.processes,
         "gpus": list(plan.gpus),
         "completions_per_step": plan.batch.completions_per_step,
-        "prompts_per_step": plan.batch.prompts_per_step,
         "lines": lines,
         "notes": notes,
         "not_checked": left,

@@ -4,8 +4,8 @@ result or raises the error."""
 import shlex
 import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
 from rich.console import Console
@@ -76,7 +76,10 @@ def run_in(
         AitrainError: they failed; the message says how to continue.
     """
     cause: BaseException | None = None
-    with _shown(as_json) as show:
+    shown: AbstractContextManager[Announce] = nullcontext(_send) if as_json else Screen()
+    with shown as show:
+        if isinstance(show, Screen):
+            show.start()
         try:
             for event in begin:
                 show(event)
@@ -120,17 +123,6 @@ def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
     own = "" if plan.config.node_rank is None else ", each with its own --node-rank,"
     machines = f" on all machines{own}" if plan.nodes else ""
     return f"; continue{machines} with:\n  {escape_controls(command)}" if command else ""
-
-
-@contextmanager
-def _shown(as_json: bool) -> Iterator[Announce]:
-    """Where events go: a screen, or JSON lines."""
-    if as_json:
-        yield _send
-        return
-    with Screen() as screen:
-        screen.start()
-        yield screen
 
 
 def _send(event: Event) -> None:
@@ -204,8 +196,7 @@ def _follow(plan: RunPlan, nodes: Nodes, group: NodeGroup) -> int:
     _say(nodes, f"connected; the output is that of node 0 ({group.infos[0].address}), the run folder {folder.path}")
     end = Processes(replace(plan, checkpoint=checkpoint), folder, lambda event: None, group).run()
     if isinstance(end, Failed):
-        how = how_to_continue(plan, folder) or "; the output of node 0 may have a command to continue"
-        error = AitrainError(f"{end.message}\nrun folder: {folder.path}{how}")
+        error = AitrainError(f"{end.message}\nrun folder: {folder.path}{how_to_continue(plan, folder)}")
         error.exit_code = end.exit_code
         raise error
     why = f": {escape_controls(end.because)}" if end.because else ""

@@ -15,12 +15,9 @@ from rich.text import Text
 
 from aitrain.cli.flags import AsJson, print_json, run_argument
 from aitrain.errors import ConfigError, WorseError
-from aitrain.runs.run_folder import write_text
 from aitrain.ui.dashboard import duration, number
 from aitrain.ui.output import escape_controls
 
-LONGEST_NAME = 24
-"""Characters of a name in the table of runs; the end of a longer one is left out."""
 COLOURS = {
     "running": "green",
     "failed": "red",
@@ -124,14 +121,11 @@ def _table(rows: Sequence[dict[str, Any]]) -> Text:
         status = Text(row["status"], COLOURS.get(row["status"], ""))
         age = duration(max(0.0, time.time() - row["heartbeat"])).split()[0] if row["heartbeat"] else ""
         name = " ".join(escape_controls(row["name"]).split())
-        shown = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-        kind, scores = (
-            row["job"].replace("grpo", "held-out"),
-            [one["mean"] for one in (row["before"], row["after"]) if one],
-        )
+        kind = row["job"].replace("grpo", "held-out")
+        scores = [one["mean"] for one in (row["before"], row["after"]) if one]
         if row["after"] is None:
             kind, scores = ("reward", [row["rewards"][0], row["rewards"][-1]]) if row["rewards"] else ("", [])
-        lines.append([shown, status, steps, kind, " -> ".join(map(number, scores)), age])
+        lines.append([name, status, steps, kind, " -> ".join(map(number, scores)), age])
     return text_table(lines)
 
 
@@ -150,11 +144,7 @@ def view(
     from aitrain.ui.run_registry import RunRegistry, places
     from aitrain.ui.server import PageServer
 
-    try:
-        server = PageServer(RunRegistry(places(runs or [])), port)
-    except OSError as error:
-        why = f"port: cannot listen on 127.0.0.1:{port}: {error.strerror}"
-        raise ConfigError(f"{why}\nChoose another with --port; 0 is a free one.") from None
+    server = PageServer(RunRegistry(places(runs or [])), port)
     typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
     with suppress(KeyboardInterrupt):
@@ -196,10 +186,7 @@ def compare(
 
     comparisons = compare_all(read_scorings([run_named(model).path for model in models]))
     if html is not None:
-        try:
-            write_text(html, page_of_comparisons(comparisons))
-        except OSError as error:
-            raise ConfigError(f"--html: cannot write {html}: {error.strerror}") from None
+        html.write_text(page_of_comparisons(comparisons), encoding="utf-8")
     if as_json:
         print_json({"comparisons": [one.to_json() for one in comparisons]})
     else:

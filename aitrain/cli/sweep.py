@@ -86,8 +86,7 @@ def _show_result(study: Study, folder: Path, as_json: bool) -> None:
             }
             for trial in study.get_trials()
         ]
-        confirm = best and sweep_page.confirm_command(best, folder)
-        print_json({"folder": str(folder), "trials": trials, "best": best and best.number, "confirm": confirm})
+        print_json({"folder": str(folder), "trials": trials, "best": best and best.number})
         return
     typer.echo(text_table(sweep_page.table(sweep_page.ranked(study))).plain)
     typer.echo()

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 OPTION_OF_FIELD = {
     "beta": "rl_kl_coef",
-    "entropy_coef": "rl_entropy_coef",
     "epsilon_high": "rl_clip_range_high",
     "importance_sampling_level": "rl_loss_type",
-    "scale_rewards": "rl_scale_rewards",
     "bf16": "mixed_precision=bf16",
     "epsilon": "rl_clip_range",
     "fp16": "mixed_precision=fp16",
@@ -34,25 +32,19 @@ OPTION_OF_FIELD = {
     "gradient_accumulation_steps": "gradient_accumulation",
     "gradient_checkpointing": "disable_gradient_checkpointing",
     "learning_rate": "lr",
-    "loss_type": "rl_loss_type",
     "lr_scheduler_type": "scheduler",
-    "mask_truncated_completions": "rl_mask_truncated_completions",
     "max_completion_length": "rl_max_new_tokens",
-    "num_generations": "rl_num_generations",
     "num_train_epochs": "epochs",
     "optim": "optimizer",
     "per_device_train_batch_size": "batch_size",
     "report_to": "log",
     "run_name": "project_name",
     "steps_per_generation": "rl_updates_per_rollout",
-    "temperature": "rl_temperature",
-    "top_k": "rl_top_k",
-    "top_p": "rl_top_p",
     "vllm_enable_sleep_mode": "vllm_sleep_mode",
     "warmup_steps": "warmup_ratio",
 }
-"""Fields that follow from an option of another name. tests/test_preflight.py keeps it equal to what is handed to
-TRL."""
+"""Fields that follow from an option of another name, unless only `rl_` is missing. tests/test_preflight.py keeps it
+equal to what is handed to TRL."""
 
 SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "fsdp_config", "use_cpu")
 """Fields that aitrain sets by itself."""
@@ -72,7 +64,7 @@ def check_trl_fields(config: TrainConfig) -> None:
         kind = fields.get(name)
         if name in ADVICE:
             raise ConfigError(f"trl: {name}: has no effect here\n{ADVICE[name]}")
-        if option := SAME_AS.get(name, name if name in options else ""):
+        if option := same_option(name, options):
             raise ConfigError(f"trl: {name}: aitrain has an option for it: {option}")
         if fields and kind is None:
             raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
@@ -81,8 +73,8 @@ def check_trl_fields(config: TrainConfig) -> None:
         if name.startswith("vllm_") and value not in (None, False) and not config.use_vllm:
             raise ConfigError(f"trl: {name}: has no effect here\nAdd use_vllm, or leave it out.")
     for key in config.trl_table("model_init_kwargs"):
-        option, place = SAME_AS.get(key, key).partition("=")[0], f"trl: model_init_kwargs: {key}"
-        if option in options:
+        place = f"trl: model_init_kwargs: {key}"
+        if option := same_option(key, options):
             raise ConfigError(f"{place}: aitrain has an option for it: {option}")
         if config.use_vllm:
             raise ConfigError(f"{place} would not reach vLLM: use a model folder whose config.json has these settings")
@@ -135,11 +127,6 @@ SAME_AS = {
     "base_model": "model",
     "use_flash_attention_2": "attn_implementation=flash_attention_2",
     "rl_env_type": "rl_env",
-    "sweep_n_trials": "trials",
-    "sweep_params": "search",
-    "sweep_backend": "sampler",
-    "sweep_metric": "objective",
-    "n_trials": "trials",
     "chat_format": "chat_template",
     "rl_mini_batch_size": "batch_size",
     "auto_find_batch_size": "batch_size",
@@ -164,7 +151,7 @@ SAME_AS = {
     "samples": "eval_samples",
     "greedy": "decoding=greedy",
 }
-"""Option by foreign name, with its value where the name implies one; `rl_` alone may be missing in any case."""
+"""Option by foreign name, with its value where the name implies one. Names that only lack our `rl_` are not here."""
 
 _ADVICE = {
     "Aitrain sets it by itself: leave it out.": SET_BY_AITRAIN,
@@ -220,6 +207,13 @@ ADVICE = {name: advice for advice, names in _ADVICE.items() for name in names}
 """What to do about a foreign name that no option corresponds to; any other one is to be left out."""
 
 
+def same_option(name: str, known: Collection[str]) -> str:
+    """The known option that means the same as a foreign name, with its value where the name implies one; empty if there
+    is none."""
+    options = (SAME_AS.get(name, name), f"rl_{name}")
+    return next((option for option in options if option.partition("=")[0] in known), "")
+
+
 def unknown_option(name: str, known: Collection[str]) -> str:
     """The message for a flag or key that is no option of a job, with the option to use in its place, where one is known
     or near."""
@@ -231,9 +225,8 @@ def _advice(key: str, known: Collection[str]) -> str:
     positive, trains = key.removeprefix("no_"), "trl" in known
     if trains and positive in ADVICE:
         return ADVICE[positive]
-    for option in (SAME_AS.get(key, ""), f"rl_{key}"):
-        if option.partition("=")[0] in known:
-            return f"Use {option}."
+    if option := same_option(key, known):
+        return f"Use {option}."
     if trains and positive in trl_fields():
         return f"Use trl, as in --trl {positive}=VALUE or trl: {{{positive}: VALUE}}."
     return did_you_mean(key, known).strip()

@@ -78,7 +78,7 @@ class RunOptions(Options):
 
     def rules(self) -> Iterator[str]:
         """The name is that of a folder."""
-        if not re.fullmatch(r"[\w.+-]{1,100}", self.project_name) or set(self.project_name) == {"."}:
+        if not re.fullmatch(r"(?!\.+$)[\w.+-]{1,100}", self.project_name):  # dots alone are other folders
             yield (
                 f"project_name: {self.project_name!r} is not a folder name\nUse letters, digits, '-', '_' and '.';"
                 " output_dir says where the folder is made."

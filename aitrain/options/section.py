@@ -1,5 +1,5 @@
-"""`Options`, the base class of option sections and of the jobs composed of them; each option as flags, help and docs
-need it; and the JSON schema of a file of options, for editors.
+"""`Options`, the base class of option sections and of the jobs composed of them, and each option as flags, help and
+docs need it.
 """
 
 from functools import cache
@@ -144,16 +144,3 @@ def options_of(job: type[Options]) -> tuple[Option, ...]:
     return tuple(
         Option(section, name, field) for section in sections_of(job) for name, field in section.model_fields.items()
     )
-
-
-# -- JSON schema
-
-
-@cache
-def json_schema(job: type[Options]) -> dict[str, object]:
-    """The schema: every option with its description, default and values, and no other key."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **job.model_json_schema(),
-        "title": f"Options of {job.__name__}",
-    }

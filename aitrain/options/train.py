@@ -219,30 +219,27 @@ class EvalConfig(TrainConfig, EvalOptions):
         return ("sampled", "greedy") if self.decoding == "both" else (self.decoding,)
 
 
-EVAL_FLAGS = {
-    *(
-        name
-        for section in (
-            EvalOptions,
-            ModelOptions,
-            EnvironmentOptions,
-            RunOptions,
-            GenerationOptions,
-            VLLMOptions,
-            EvaluationOptions,
-        )
-        for name in section.model_fields
-    ),
-    *("rl_max_prompt_length", "rl_prompts_per_step", "num_processes", "mixed_precision", "ddp_timeout"),
-} - {"model", "vllm_mode", "vllm_sleep_mode", "rl_check", "eval_strategy", "eval_steps", "patience"}
+def names_of(*sections: type[Options]) -> set[str]:
+    """The names of the options of sections."""
+    return {name for section in sections for name in section.model_fields}
+
+
+EVAL_FLAGS = (
+    names_of(
+        EvalOptions,
+        ModelOptions,
+        EnvironmentOptions,
+        RunOptions,
+        GenerationOptions,
+        VLLMOptions,
+        EvaluationOptions,
+    )
+    | {"rl_max_prompt_length", "rl_prompts_per_step", "num_processes", "mixed_precision", "ddp_timeout"}
+) - {"model", "vllm_mode", "vllm_sleep_mode", "rl_check", "eval_strategy", "eval_steps", "patience"}
 """Options of `aitrain eval`; the others of a training have no effect on an eval."""
 
-OF_THE_RUN = {
-    *(
-        name
-        for section in (ModelOptions, EnvironmentOptions, GenerationOptions, BatchOptions)
-        for name in section.model_fields
-    ),
-    *("seed", "eval_cases", "eval_samples", "save_best", "rl_num_generations", "peft", "mixed_precision"),
-} - {"model", "epochs", "max_steps"}
+OF_THE_RUN = (
+    names_of(ModelOptions, EnvironmentOptions, GenerationOptions, BatchOptions)
+    | {"seed", "eval_cases", "eval_samples", "save_best", "rl_num_generations", "peft", "mixed_precision"}
+) - {"model", "epochs", "max_steps"}
 """Options that an eval of a run takes over from it: they decide on its cases and episodes."""
