@@ -134,8 +134,6 @@ def found_places(given: object, find: Callable[[str, str], str]) -> str | list[s
 
 def _address(given: str) -> ModelReference:
     parts = urlsplit(given)
-    if not parts.hostname:
-        raise ConfigError(f"model: {given} is not an address, like http://127.0.0.1:8000/v1")
     if "@" in parts.netloc or parts.query:
         raise ConfigError(
             "model: an address holds no user and no key: it would be written into the run folder\n"
