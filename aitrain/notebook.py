@@ -137,8 +137,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
             runner = start_runner(environment, config)
         if isinstance(runner, EnvRunner):  # what each of several requires is in environment.json
             folder.write_config(runner.config)
-        again = 'resume_from_checkpoint="auto"'  # config.yaml does not have an environment of this process
-        for note in (*plan.notes, *remarks(folder, plan.config.project_name, again), *filter(None, [required])):
+        for note in (*plan.notes, *remarks(folder, plan.config.project_name), *filter(None, [required])):
             screen(Note(note))
         stop = StopRequest(raises_on_second=True)
         stack.enter_context(on_stop_signals(stop.request))

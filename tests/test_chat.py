@@ -124,7 +124,7 @@ def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: P
     write(here / "runs/r", {"config.yaml": write_yaml(options), "model/adapter_config.json": adapter})
     write(here / "runs/r", {"model/adapter_model.safetensors": ""})
 
-    config = chat_config("runs/r", None, {"rl_top_p": 0.5, "thinking": "20"})
+    config = chat_config("runs/r", {"rl_top_p": 0.5, "thinking": "20"})
 
     assert (config.rl_env, config.rl_temperature, config.rl_top_p) == ("envs.arithmetic", 0.7, 0.5)
     assert config.completion_tokens == 512 + 20 + 16  # of a chat, with room for the thought and its end

@@ -158,15 +158,17 @@ def open_session(
     Raises:
         ConfigError: a model cannot be loaded, or an option is wrong.
     """
-    wanted, reference = chat_config(model, only, given), read_model(model)
+    wanted, reference = chat_config(model, given), read_model(model)
     before = before_training(reference)
     named = {"model": reference} if before is None else {"base": before, "tuned": reference}
+    if only not in (None, *named):
+        raise ConfigError(f"only: {model} has no {only}, but {' and '.join(named)}")
     is_one_model = (
         before is not None and reference.adapter is not None and (before.adapter, before.base) == (None, reference.base)
     )
     chats, policy = list[ModelChat](), None
     for name, each in named.items():
-        if only not in (None, name) and before is not None:
+        if only not in (None, name):
             continue
         title = f"{name}: {each.label}" + ("" if each.step is None else f", step {each.step}")
         if policy is None or not is_one_model:

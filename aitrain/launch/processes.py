@@ -285,7 +285,7 @@ class Processes:
     def _on_stall(self, stall: Stall) -> None:
         """Called in the watchdog's thread."""
         if self.last is None:
-            text = message(stall, self.folder, self.world)
+            text = message(stall, self.world)
             self._remember(Failed(text, RunFailed.exit_code, "stalled"))
             self._kill()
 

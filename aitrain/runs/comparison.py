@@ -283,15 +283,14 @@ def _scorings(pairs: Sequence[Matched], decoding: str, is_lenient: bool = False)
 
 
 def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -> Iterator[str]:
-    for scoring in (a, b):
-        if left_out := len(scoring.cases) - len(matched):
-            yield f"{left_out} of {len(scoring.cases)} cases are only in {scoring.label}: they are left out"
     if other_seeds := sum(one.record.seed != other.record.seed for one, other in matched):
         yield (
             f"{other_seeds} of {len(matched)} cases were played with another seed of the environment: in an environment"
             " that uses it, they are not the same cases"
         )
     for scoring in (a, b):
+        if left_out := len(scoring.cases) - len(matched):
+            yield f"{left_out} of {len(scoring.cases)} cases are only in {scoring.label}: they are left out"
         if damaged := scoring.rollouts.damaged:
             yield f"{damaged} lines of the rollout files of {scoring.label} are damaged: they are left out"
         samples = [samples for case in scoring.cases.values() for samples in case.samples.values()]

@@ -127,11 +127,9 @@ class Diagnosis:
 
     @property
     def scale(self) -> float:
-        """Size of the score range; of an unbounded one, four standard deviations within a group. 0 if unknown."""
-        if self.bounds is not None:
-            return self.bounds[1] - self.bounds[0]
-        deviations = [row["reward_std"] for row in self.rows if "reward_std" in row]
-        return 4 * fmean(deviations) if deviations else 0.0
+        """Size of the score range; 0 for an unbounded one, in which a change counts that noise does not explain."""
+        low, high = self.bounds or (0.0, 0.0)
+        return high - low
 
 
 # -- what the newest lines show

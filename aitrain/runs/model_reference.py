@@ -134,8 +134,6 @@ def found_places(given: object, find: Callable[[str, str], str]) -> str | list[s
 
 def _address(given: str) -> ModelReference:
     parts = urlsplit(given)
-    if not parts.hostname:
-        raise ConfigError(f"model: {given} is not an address, like http://127.0.0.1:8000/v1")
     if "@" in parts.netloc or parts.query:
         raise ConfigError(
             "model: an address holds no user and no key: it would be written into the run folder\n"
@@ -154,14 +152,10 @@ def _folder(given: str, path: Path) -> ModelReference:
         kind: ModelKind = "adapter" if (path / ADAPTER_CONFIG).is_file() else "folder"
         return _loaded_from(given, kind, path, run, _model_step(run) if run else None)
     folder = RunFolder(path)
-    if not (_is_run(path) or folder.status.is_file()):
-        raise ConfigError(
-            f"model: {given} is neither a run nor a model folder: it has no config.yaml and no config.json\n"
-            "Give a run folder, a model folder, an adapter, or a Hub name."
-        )
     if not _has_model(folder.model):
         found = checkpoints_of(folder)
-        advice = f"Its newest checkpoint is {found[0]}" if found else "Give a run that has trained."
+        kinds = "Give a run that has trained, a model folder, an adapter, or a Hub name."
+        advice = f"Its newest checkpoint is {found[0]}" if found else kinds
         raise ConfigError(f"model: {given} has no model (status {state_of(read_object(folder.status))})\n{advice}")
     return _loaded_from(given, "run", folder.model, path, _model_step(path))
 
@@ -192,9 +186,9 @@ def _loaded_from(given: str, kind: ModelKind, path: Path, run: Path | None, step
 
 def _base_of(adapter: Path, run: Path | None) -> str:
     """The base of an adapter: what the run's options name, else what the adapter's own configuration names."""
-    named = load_options(RunFolder(run).config).get("model") if run else None
-    if run and named:
-        return _found_path(RunFolder(run), str(named))
+    named = run_options(run).get("model")
+    if isinstance(named, str):
+        return named
     recorded = read_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not recorded:
         raise ConfigError(f"model: {adapter / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
@@ -231,19 +225,15 @@ ANSWER_TOKENS = 512
 """Tokens of an answer in a chat, unless --rl-max-new-tokens is given."""
 
 
-def chat_config(model: str, only: str | None, given: Mapping[str, object]) -> TrainConfig:
+def chat_config(model: str, given: Mapping[str, object]) -> TrainConfig:
     """The options of the run that trained a model, with those that are `given`.
 
     Raises:
-        ConfigError: the model cannot be talked to, there is no base to talk to, or an option is wrong.
+        ConfigError: the model cannot be talked to, or an option is wrong.
     """
     reference = read_model(model)
-    if only not in (None, "base", "tuned"):
-        raise ConfigError(f"only: must be base or tuned, not {only}")
     if reference.kind == "url":
         raise ConfigError(f"model: {model} is an address; a chat loads the model itself: give its folder or name")
-    if only == "base" and before_training(reference) is None:
-        raise ConfigError(f"only: it is not known what {model} was trained from")
     trained = {name: value for name, value in run_options(reference.run).items() if name in TrainConfig.model_fields}
     trained.pop("rl_max_episode_tokens", None)  # a conversation has no such limit
     values = {**trained, "rl_max_new_tokens": ANSWER_TOKENS, "model": reference.base, **given}

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -130,14 +129,11 @@ def new_run_folder(config: TrainConfig) -> Iterator[RunFolder]:
             return
 
 
-def remarks(folder: RunFolder, wanted: str, again: str = "aitrain grpo --config {} --resume") -> Iterator[str]:
-    """What a user must know of a locked folder: that it has another name than they wanted, or no lock. `again` is what
-    continues a run, by its config.yaml."""
-    first = replace(folder, path=folder.path.with_name(wanted))
-    if folder.is_new and folder.path != first.path:
-        command = again.format(shlex.quote(str(first.config)))
-        how = f" To continue the first one: {command}" if first.config.exists() else ""
-        yield f"{first.path} exists, so this is {folder.path}.{how}"
+def remarks(folder: RunFolder, wanted: str) -> Iterator[str]:
+    """What a user must know of a locked folder: that it has another name than they wanted, or no lock."""
+    if folder.is_new and folder.path.name != wanted:
+        first = folder.path.with_name(wanted)
+        yield f"{first} exists, so this is {folder.path}. To continue the first one: resume_from_checkpoint (--resume)."
     if folder.lock is None:
         yield (
             f"{folder.path} is on a file system without locks: a second command for it would not wait, and end this"

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aitrain.activity import Snapshot
-from aitrain.runs.run_folder import RunFolder, read_object
 
 LONGEST_POLL = 2.0
 """Maximum seconds between two polls; for short timeouts a quarter of the timeout."""
@@ -108,15 +107,12 @@ class Watchdog:
         return Stall(tuple(sorted(hanging)), self._seen[hanging[0]].name, self._idle[first[-1]])
 
 
-def message(stall: Stall, folder: RunFolder, processes: int) -> str:
+def message(stall: Stall, processes: int) -> str:
     """Error message of a stall: what hangs; the command says how to continue."""
-    ranks = f"{'rank' if len(stall.ranks) == 1 else 'ranks'} {' and '.join(map(str, stall.ranks))} of {processes}"
-    who = "" if processes == 1 else f", {ranks}"
-    step = read_object(folder.status).get("step")
-    where = f" after step {step}" if step else ""
+    who = "" if processes == 1 else f", rank {' and '.join(map(str, stall.ranks))} of {processes}"
     return (
         f"The run stalled: no progress for {stall.seconds:.0f} seconds (--stall-timeout).\n"
-        f"It hangs in: {stall.phase}{where}{who}. train.log has the stacks of all threads.\n"
+        f"It hangs in: {stall.phase}{who}. train.log has the stacks of all threads.\n"
         f"If that is only slow, give it more time: --stall-timeout {max(60, LONGER * round(stall.seconds, -1)):.0f}"
     )
 
