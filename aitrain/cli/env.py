@@ -19,7 +19,6 @@ from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 
-PORT = 8000
 EnvName = Annotated[
     str,
     typer.Argument(
@@ -143,7 +142,7 @@ def show(
 def serve(
     env: EnvName,
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     tokenizer: Tokenizer = "tiny",
     **flags: object,

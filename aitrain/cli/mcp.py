@@ -38,7 +38,10 @@ def mcp() -> int:
     """
     if installed("mcp") is None:
         raise ConfigError('The package mcp is not installed\nInstall it with: pip install "aitrain[mcp]"')
-    make_server().run("stdio")
+    server = _classes()[0]("aitrain", instructions=INSTRUCTIONS)
+    for tool in (check, plan, start, status, show, eval, compare, options):
+        server.tool()(tool)
+    server.run("stdio")
     return 0
 
 
@@ -100,14 +103,6 @@ async def compare(models: list[str]) -> Answer:
 async def options(words: list[str]) -> Answer:
     """Search the options of a training by words of their names and descriptions."""
     return await _run("options", "--json", "--", *words)
-
-
-def make_server() -> Any:
-    """The server with all tools."""
-    server = _classes()[0]("aitrain", instructions=INSTRUCTIONS)
-    for tool in (check, plan, start, status, show, eval, compare, options):
-        server.tool()(tool)
-    return server
 
 
 def _classes() -> tuple[Any, type[Exception]]:

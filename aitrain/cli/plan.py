@@ -69,7 +69,11 @@ def show_plan(plan: RunPlan, as_json: bool, is_dry_run: bool = False) -> None:
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
         sys.stdout.flush()  # the process takes seconds
-    notes = [f"! {note}" for note in plan.notes] + (_dry_run(plan) if is_dry_run else [])
+    notes = [f"! {note}" for note in plan.notes]
+    if is_dry_run:
+        from aitrain.launch.command_processes import dry_run  # here, because a plan does not need it
+
+        notes += [note.mark + escape_controls(note.text) for note in dry_run(plan)]
     left = not_checked(plan, with_environment=is_dry_run)
     if not as_json:
         for line in (*notes, *(f"not checked: {what}" for what in left)):
@@ -86,17 +90,6 @@ def show_plan(plan: RunPlan, as_json: bool, is_dry_run: bool = False) -> None:
     if estimate is not None:
         document["estimate"] = {**asdict(estimate), "peak": estimate.memory.peak}
     print_json(document)
-
-
-def _dry_run(plan: RunPlan) -> list[str]:
-    """The notes of a training process that loads all but the weights."""
-    from rich.console import Console
-
-    from aitrain.launch.command_processes import dry_run
-
-    with Console(stderr=True).status("checking in a training process"):
-        notes = dry_run(plan)
-    return [note.mark + escape_controls(note.text) for note in notes]
 
 
 # -- the run

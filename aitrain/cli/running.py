@@ -169,8 +169,7 @@ def train_on(nodes: Nodes, plan: RunPlan, as_json: bool, given: TrainConfig, gro
     """
     with on_stop_signals(signal.default_int_handler):  # before there are training processes
         own = facts(given, [source.file for source in plan.sources.values()], plan.processes)
-        whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
-        _say(nodes, f"waiting for {whom} at {nodes.place}")
+        _say(nodes, f"waiting for the others at {nodes.place}")
         group = group or NodeGroup(nodes, open_store(nodes, given.ddp_timeout))
         try:
             group.meet(own, len(plan.gpus), given.ddp_timeout)

@@ -1,6 +1,5 @@
 """Commands that show runs: `aitrain show`, `aitrain view` and `aitrain compare`."""
 
-import json
 import os
 import signal
 import time
@@ -18,6 +17,8 @@ from aitrain.errors import ConfigError, WorseError
 from aitrain.ui.dashboard import duration, number
 from aitrain.ui.output import escape_controls
 
+LONGEST_NAME = 24
+"""Columns of a name in the table of runs; the end of a longer one is left out."""
 COLOURS = {
     "running": "green",
     "failed": "red",
@@ -120,7 +121,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Text:
         steps = "/".join(str(number) for number in (row["step"], row["steps"]) if number is not None)
         status = Text(row["status"], COLOURS.get(row["status"], ""))
         age = duration(max(0.0, time.time() - row["heartbeat"])).split()[0] if row["heartbeat"] else ""
-        name = " ".join(escape_controls(row["name"]).split())
+        name = Text(" ".join(escape_controls(row["name"]).split()))
+        name.truncate(LONGEST_NAME, overflow="ellipsis")
         kind = row["job"].replace("grpo", "held-out")
         scores = [one["mean"] for one in (row["before"], row["after"]) if one]
         if row["after"] is None:
@@ -135,7 +137,6 @@ def view(
         run_argument("RUN", "Run folders, or folders of them."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8765,
-    as_json: AsJson = False,
 ) -> int:
     """Show runs as a page in the browser, on 127.0.0.1 only: prints its address.
 
@@ -145,7 +146,7 @@ def view(
     from aitrain.ui.server import PageServer
 
     server = PageServer(RunRegistry(places(runs or [])), port)
-    typer.echo(json.dumps({"url": server.address}) if as_json else f"{server.address}  (stop with Ctrl-C)")
+    typer.echo(f"{server.address}  (stop with Ctrl-C)")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
     with suppress(KeyboardInterrupt):
         server.run()

@@ -79,7 +79,6 @@ def _show_result(study: Study, folder: Path, as_json: bool) -> None:
         trials = [
             {
                 "number": trial.number,
-                "status": "failed" if trial.value is None else "finished",
                 "values": trial.params,
                 "score": trial.value,
                 **trial.user_attrs,

@@ -61,14 +61,13 @@ def check_trl_fields(config: TrainConfig) -> None:
     """
     fields, options = trl_fields() if config.trl else {}, type(config).model_fields
     for name, value in config.trl.items():
-        kind = fields.get(name)
         if name in ADVICE:
             raise ConfigError(f"trl: {name}: has no effect here\n{ADVICE[name]}")
         if option := same_option(name, options):
             raise ConfigError(f"trl: {name}: aitrain has an option for it: {option}")
-        if fields and kind is None:
+        if fields and name not in fields:
             raise ConfigError(f"trl: {name}: TRL has no such field.{did_you_mean(name, fields)}")
-        if kind is not None and not has_type(kind, value):
+        if not has_type(kind := fields.get(name, "object"), value):
             raise ConfigError(f"trl: {name}: must be {kind.replace(' | ', ' or ')}, not {value!r}")
         if name.startswith("vllm_") and value not in (None, False) and not config.use_vllm:
             raise ConfigError(f"trl: {name}: has no effect here\nAdd use_vllm, or leave it out.")
@@ -127,6 +126,7 @@ SAME_AS = {
     "base_model": "model",
     "use_flash_attention_2": "attn_implementation=flash_attention_2",
     "rl_env_type": "rl_env",
+    "n_trials": "trials",
     "chat_format": "chat_template",
     "rl_mini_batch_size": "batch_size",
     "auto_find_batch_size": "batch_size",
