@@ -147,7 +147,7 @@ def measure(asked: Asked) -> Iterator[Figure]:
             torture.live_and_die(number)
         torture.finish("killed", "--resume")
         compared = compare_repetition(RunFolder(torture.folder / "runs" / "alone"), torture.run)
-        found = [f"{part.name}: {part.about}" for part in compared.parts if part.same != "the same bits"]
+        found = [f"{name}: {about}" for name, (same, about) in compared.parts.items() if same != "the same bits"]
     print(*found, sep="\n", end="", file=sys.__stderr__)
     yield Figure(f"differences after {asked.kills} kills", [len(found)], most=0)
     for moment, count in sorted(torture.survived.items()):
