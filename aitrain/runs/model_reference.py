@@ -20,7 +20,7 @@ from aitrain.options.yaml_text import read_yaml
 from aitrain.packages import NAMED_MODELS, TINY, public_base
 from aitrain.runs.checkpoint import checkpoints_of, is_named_checkpoint, step_of
 from aitrain.runs.heartbeat import state_of
-from aitrain.runs.json_values import JsonObject, read_whole
+from aitrain.runs.json_values import JsonObject, as_text, read_whole
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 
 ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
@@ -211,7 +211,7 @@ def _base_of(adapter: Path, run: Path | None) -> str:
 def _found_path(folder: RunFolder, value: str) -> str:
     """A relative path as that of the folder that the run was started in, if it exists there; any other value
     unchanged."""
-    place = Path(read_object(folder.status).get("directory", ""), value)
+    place = Path(as_text(read_object(folder.status).get("directory")), value)
     return str(place) if value not in NAMED_MODELS and place.exists() else value
 
 

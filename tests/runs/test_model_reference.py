@@ -110,3 +110,5 @@ def test_relative_paths_in_the_options_of_a_run_are_those_of_the_folder_that_it_
     }  # fmt: skip
     assert before_training(found) == read_model(str(here / "base"))
     assert run_options(None) == {}
+    (here / "runs/sums/status.json").write_text('{"directory": 5}')  # of somebody else's folder
+    assert run_options(found.run)["rl_env"] == "env.py:Env"
