@@ -75,6 +75,17 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_old_one_or_the_new_one
     assert weights == ("new" if call == 2 else "old")
 
 
+def test_a_foreign_link_or_pipe_in_a_checkpoint_is_damage_and_is_not_opened(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-1"
+    checkpoint.mkdir()
+    seal(checkpoint, Manifest(1, {}, {}, "cases", 1))
+    (checkpoint / "link").symlink_to("nothing")
+    assert damage_of(checkpoint).startswith("link is missing, was changed or does not belong to it")
+    (checkpoint / "link").unlink()
+    os.mkfifo(checkpoint / "pipe")
+    assert damage_of(checkpoint).startswith("pipe is missing, was changed or does not belong to it")
+
+
 def test_what_a_killed_process_was_writing_is_taken_away_and_nothing_else(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     put(folder, 4)

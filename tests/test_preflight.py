@@ -148,7 +148,7 @@ BASE = '{"base_model_name_or_path": "tiny"}'
     [
         ("./models/mien", "./models/mien does not exist"),
         ("adapter", "is an adapter, not a model"),
-        ("empty", "no config.yaml and no config.json"),
+        ("empty", "empty has no model (status unknown)"),
     ],
 )
 def test_what_is_no_folder_of_a_model_is_refused(model: str, told: str, here: Path) -> None:

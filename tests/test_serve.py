@@ -52,6 +52,8 @@ def test_an_adapter_is_served_beside_its_base_each_by_its_name(run: Make) -> Non
     assert words[words.index("--lora-modules") + 1] == f"mine={model}"
     assert f"--chat-template={model / 'chat_template.jinja'}" in words
     assert "VLLM_CPU_KVCACHE_SPACE=1" in words
+    code, out, _ = run_in_process("serve mine --print --port 8000 --json")
+    assert (code, shlex.split(json.loads(out)["command"])) == (0, words)
 
 
 def test_a_whole_model_has_the_name_of_its_run_the_context_that_fits_and_its_thinking(run: Make) -> None:

@@ -127,7 +127,7 @@ def serve(
     server = VLLMServer(arguments, Path(os.devnull), gpus, first, takes_weights=False, port=port)
     command = server.shell_command()
     if print_only:
-        typer.echo(command)
+        typer.echo(json.dumps({"command": command}) if as_json else command)
         return 0
     if packages.installed("vllm") is None:
         raise ConfigError('vLLM is not installed here: pip install "aitrain[vllm]", or run the command where it is.')

@@ -112,8 +112,9 @@ def damage_of(checkpoint: Path) -> str:
         return str(error)
     there = _files(checkpoint)
     del there[MANIFEST]
-    wrong = sorted(files.items() ^ _digests_of(there).items())
-    return f"{wrong[0][0]} is missing, was changed or does not belong to it" if wrong else ""
+    wrong = sorted(files.keys() ^ there.keys())  # first, as a foreign one may be a link to nothing, or a pipe
+    wrong = wrong or [name for name, digest in _digests_of(there).items() if digest != files[name]]
+    return f"{wrong[0]} is missing, was changed or does not belong to it" if wrong else ""
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
