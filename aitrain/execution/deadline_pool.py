@@ -50,6 +50,11 @@ class DeadlinePool:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Outcome[T]] = loop.create_future()
         task = Task(self.timeout if timeout is None else timeout)
+        outcomes, is_awaited = list[Outcome[T]](), False
+
+        def finish() -> None:
+            if not ended.done():
+                ended.set_result(outcomes[0])
 
         def run() -> None:
             current_task.set(task)
@@ -60,10 +65,11 @@ class DeadlinePool:
             except BaseException as error:
                 failure = as_failure(error)
             failure = task.abandoned or failure
-            outcome = Outcome(None if failure else value, task.ran(), failure)
+            outcomes.append(Outcome(None if failure else value, task.ran(), failure))
             activity.own.tick()
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(outcome))
+            if is_awaited:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(finish)
 
         async with self._slots[loop]:
             has_begun = False
@@ -71,6 +77,9 @@ class DeadlinePool:
                 while not has_begun:
                     thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
                     await _start(thread)
+                    is_awaited = True
+                    if outcomes:  # a short call is over before its thread has let this one go on
+                        finish()
                     has_begun = await self._watch(task, thread, ended)
             finally:
                 if not ended.done():
