@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,15 @@ def test_options_are_searched_by_words_of_names_and_descriptions_and_by_other_to
     assert "Use rl_kl_coef." in run_in_process("options -- --beta")[2]
     assert "max_steps" in {one["name"] for one in json.loads(found("max-steps --json"))}
     assert run_in_process("options zzz")[0] == 2
+
+
+def test_a_port_that_is_taken_is_named_with_the_option_for_another_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, said = run_in_process(f"view --port {port}")
+    assert code == 2
+    assert str(port) in said
+    assert "--port" in said
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -129,7 +130,8 @@ def _run() -> int:
         return 1
     except OSError as error:  # such as of another user's run folder, of a file to write, or of a port that is taken
         place = f"{error.filename}: " if error.filename else ""
-        return _print_error(f"{place}{error.strerror or error}", 2, error)
+        advice = "\nChoose another one with --port." if error.errno == errno.EADDRINUSE else ""
+        return _print_error(f"{place}{error.strerror or error}{advice}", 2, error)
 
 
 def _usage(error: typer.TyperException) -> str:
