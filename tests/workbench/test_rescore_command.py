@@ -74,6 +74,7 @@ def test_an_unchanged_scorer_changes_nothing_but_what_had_failed() -> None:
 
 def test_the_environment_is_found_from_another_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "config.yaml").write_text("model: tiny\nrl_env: numbers_env.py\noutput_dir: runs\n")
+    (run / "status.json").write_text(json.dumps({"directory": str(run.parents[1])}))
     (run / "elsewhere").mkdir()
     monkeypatch.chdir(run / "elsewhere")
     code, _, said = run_in_process(f"env rescore {run}")
