@@ -38,8 +38,8 @@ class CallPolicy:
     own: frozenset[str] | None = None
     """Names of the attributes of which each episode gets a copy, with the environment; None: all share it."""
     _mode: Literal["free", "watched", "together", "serial"] = "free"
-    """At the same time without being watched; one after another, watched; at the same time, watched; one after another,
-    as they change something."""
+    """How calls run: free, at the same time and not watched; watched, one after another until it is known what they
+    change; together, at the same time and watched; serial, one after another, as they change something."""
 
     def __post_init__(self) -> None:
         if self.is_watched and getattr(self.environment, "concurrent", False) is not True:

@@ -41,7 +41,7 @@ DUMP_SIGNAL = signal.SIGUSR1
 
 
 def run_fork_server(environment: object, make: Make, connection: Connection, parents: Connection) -> None:
-    """Serve the training process until it says None, or ends: nobody else has the other end of the connection."""
+    """Answer the training process until it sends None or closes the connection, of which only it has the other end."""
     parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the training process, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

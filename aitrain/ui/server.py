@@ -148,7 +148,7 @@ class PageServer:
 
 
 def read_within(seconds: float, rollouts: RolloutIndex) -> bool:
-    """Read what is new, in a thread, which goes on after these seconds; returns whether all is read."""
+    """Read new rollouts in a thread, and wait at most these seconds for it; returns whether it has read all."""
 
     def read() -> None:
         with suppress(OSError):  # the run is being removed or replaced: the next request reads it again

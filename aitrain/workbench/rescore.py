@@ -76,8 +76,9 @@ class SavedEpisode:
         said, recorded, stop = replayed.as_member.messages, self.record.messages, self.record.stop
         failure, is_cut_off = replayed.result.failure, stop in ("max_turns", "truncated")
         may_go_on = is_cut_off or stop in ("env_error", "env_timeout")
-        has_ended = is_cut_off != (replayed.stop == "done")  # where a limit was, the environment goes on
-        is_same = has_ended and (len(said) == len(recorded) or (len(said) > len(recorded) and may_go_on))
+        # the environment must be over where it had ended the episode, and go on where a limit had cut it off
+        ends_alike = is_cut_off != (replayed.stop == "done")
+        is_same = ends_alike and (len(said) == len(recorded) or (len(said) > len(recorded) and may_go_on))
         if self._agrees(said) and (is_same or failure):  # whose score is missing, which is a result
             self.after = replayed.result.score
             self.failure = f"{failure.place} {failure.message}".strip() if failure else ""

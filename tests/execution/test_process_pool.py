@@ -320,8 +320,8 @@ def test_a_training_process_that_ends_takes_all_with_it_and_what_was_printed_is_
 def test_the_stack_of_a_dump_begins_inside_the_entry_also_in_a_folder_with_letters_that_are_escaped() -> None:
     dump = (
         "Current thread 0x01 (most recent call first):\n"
-        '  File "/tmp/mine.py", line 3 in step\n'
-        '  File "/opt/m\\xfcller/processes.py", line 9 in answered\n'
-        '  File "/opt/m\\xfcller/processes.py", line 5 in run\n'
+        '  File "mine.py", line 3 in step\n'
+        '  File "m\\xfcller/processes.py", line 9 in answered\n'
+        '  File "m\\xfcller/processes.py", line 5 in run\n'
     )
-    assert [frame.name for frame in stack_of_dump(dump, ("/opt/müller/processes.py", "answered"))] == ["step"]
+    assert [frame.name for frame in stack_of_dump(dump, ("müller/processes.py", "answered"))] == ["step"]
