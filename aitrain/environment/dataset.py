@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message
-from aitrain.errors import AitrainError, EnvironmentFailed
-from aitrain.execution.user_code import failure_message
+from aitrain.errors import EnvironmentFailed
+from aitrain.execution.user_code import users_errors
 
 Datasets: TypeAlias = tuple[list[Case], list[Case]]
 """Training cases, and those of `build_eval_dataset`, none without that method."""
@@ -89,7 +89,7 @@ def _cases(method: Callable[..., object], tokenizer: object, needs_prompt: bool,
     """The cases of a dataset, the first of which has this number."""
     name = getattr(method, "__name__", "build_dataset")
     rows: Any
-    try:
+    with users_errors(f"{name} raised"):
         rows = call_with_tokenizer(method, tokenizer)
         if isinstance(rows, (Mapping, str, bytes)) or not isinstance(rows, Iterable):
             raise EnvironmentFailed(
@@ -97,10 +97,6 @@ def _cases(method: Callable[..., object], tokenizer: object, needs_prompt: bool,
                 "Return a datasets.Dataset or a list of dicts, one a case."
             )
         rows = copied(list(rows), shares_objects=True)  # the environment may change its list later
-    except AitrainError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
     if not rows:
         raise EnvironmentFailed(f"{name} returned no rows")
     for number, row in enumerate(rows):

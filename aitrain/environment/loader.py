@@ -17,8 +17,8 @@ from aitrain.environment.user_modules import (
     module_specs,
     no_bytecode,
 )
-from aitrain.errors import ConfigError, EnvironmentFailed, errors_of
-from aitrain.execution.user_code import failure_message
+from aitrain.errors import ConfigError, errors_of
+from aitrain.execution.user_code import users_errors
 from aitrain.options.train import TrainConfig
 from aitrain.packages import BUNDLED
 from aitrain.redaction import redact
@@ -105,13 +105,11 @@ def load_env(config: TrainConfig, own_name: str = "") -> object:
     if adapter is not None:
         adapter.require_package()
     with no_bytecode():
-        try:
+        with users_errors("The environment's module cannot be imported"):
             if file is None or not source.place.endswith(".py"):
                 module = import_module(source.place)
             else:
                 module = import_file(f"aitrain_environment_{own_name or file.stem}", file)
-        except (Exception, SystemExit) as error:
-            raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
         name = source.class_name or _only_class(source, module)
         factory = member(module, name, "rl_env_class")
         if not callable(factory):
@@ -119,13 +117,9 @@ def load_env(config: TrainConfig, own_name: str = "") -> object:
         if adapter is not None:
             factory, name = partial(factory, source.id), f"the adapter {adapter.name}"
         check_signature(factory, name, keywords)
-        try:
+        given = ", ".join(f"{key}=..." for key in keywords)
+        with users_errors(f"{name}({given}) raised"):
             environment: object = factory(**keywords)
-        except (ConfigError, EnvironmentFailed):
-            raise  # an adapter's, about its settings or its server
-        except (Exception, SystemExit) as error:
-            given = ", ".join(f"{key}=..." for key in keywords)
-            raise EnvironmentFailed(failure_message(f"{name}({given}) raised", error)) from error
     if adapter is None or adapter is SERVED:  # which has the name that the server gives it
         return environment
     # an adapter's environment gets a class of its own: it has the user's name, without folders, and not our source

@@ -24,7 +24,7 @@ from aitrain.environment.completion_parser import ToolCall, ToolJson, clean, sho
 from aitrain.environment.contract import ToolResult
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
-from aitrain.execution.user_code import failure_message
+from aitrain.execution.user_code import users_errors
 
 MAX_ERROR = 500
 """Maximum length of the error message for a wrong call, in characters: it takes space in the model's context."""
@@ -78,10 +78,8 @@ class Tools:
         if isinstance(offered := getattr(owner, "offered_tools", None), cls):
             return offered
         place, get_tools = f"{type(owner).__name__}.get_tools", getattr(owner, "get_tools", list)
-        try:
+        with users_errors(f"{place} raised"):
             items = list(run_if_async(get_tools()))
-        except Exception as error:
-            raise EnvironmentFailed(failure_message(f"{place} raised", error)) from error
         found: dict[str, Tool] = {}
         only_shown = not runs_calls or all(isinstance(item, dict) and _method(item, owner) is None for item in items)
         for item in items:
