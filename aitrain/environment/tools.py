@@ -32,12 +32,12 @@ MAX_ERROR = 500
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool. `read` turns the model's arguments into keyword arguments for `run` and a list of problems."""
+    """One tool. `read` turns the model's arguments into keyword arguments for `run`, and raises ValidationError."""
 
     name: str
     schema: ToolJson
     run: Callable[..., object] = lambda **_: None
-    read: Callable[[ToolJson], tuple[ToolJson, list[str]]] = lambda given: (given, [])
+    read: Callable[[ToolJson], ToolJson] = lambda given: given
 
 
 class InvalidToolError(AitrainError):
@@ -111,8 +111,10 @@ class Tools:
             return _wrong(call.problem)
         if tool is None:
             return _wrong(f"there is no tool {short(call.name)}. Tools: {', '.join(self.by_name) or 'none'}")
-        values, problems = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
-        if problems:
+        try:
+            values = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
             return _wrong(f"{tool.name}: {'; '.join(short(problem, 200) for problem in problems)}")
         result = run_if_async(tool.run(**values))
         if isinstance(result, ToolResult):
@@ -142,13 +144,11 @@ def _tool_of_function(function: Any) -> Tool:
     Raises:
         InvalidToolError: a model could not call it by name, or JSON cannot describe its arguments.
     """
-    if not callable(function) or inspect.isclass(function):
-        raise InvalidToolError(
-            "neither a function or method nor a JSON schema\nList the methods themselves: [self.search]"
-        )
     name = getattr(function, "__name__", "")
-    if not name.isidentifier():
-        raise InvalidToolError("it has no name to call it by\nWrite it as a method or a function, with def.")
+    if not name.isidentifier() or inspect.isclass(function):
+        raise InvalidToolError(
+            "neither a JSON schema nor a function or method with a name\nList the methods themselves: [self.search]"
+        )
     described = _described(getattr(function, "__func__", function), inspect.ismethod(function))
     parameters = copy.deepcopy(described.parameters)
     schema = {"name": name, "description": described.description, "parameters": parameters}
@@ -177,14 +177,11 @@ class _Described:
     nullable: Collection[str]
     """Parameters whose default is None: null is the default, for every hint."""
 
-    def read(self, given: ToolJson) -> tuple[ToolJson, list[str]]:
-        """Keyword arguments for the function, and the problems of the arguments that the model gave."""
+    def read(self, given: ToolJson) -> ToolJson:
+        """Keyword arguments for the function, from those that the model gave."""
         known = {name: value for name, value in given.items() if value is not None or name not in self.nullable}
-        try:
-            _, values = self.validator.validate_python(known)
-        except ValidationError as error:
-            return {}, [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
-        return values, []
+        keywords: ToolJson = self.validator.validate_python(known)[1]
+        return keywords
 
 
 @functools.lru_cache(maxsize=256)  # the objects of different episodes have the same methods
