@@ -69,12 +69,9 @@ def build_cases(environment: object, tokenizer: object) -> Datasets:
     held_out = _cases(build_eval, tokenizer, needs_prompt, len(train)) if callable(build_eval) else []
     for case in (*train, *held_out):
         if case.is_chat != train[0].is_chat:
-            first, other = "a string", "messages, or none"
-            if train[0].is_chat:
-                first, other = other, first
             raise EnvironmentFailed(
-                f"The rows mix prompt types: row 0 has {first}, row {case.number} {other}"
-                "\nUse one of the two in all rows, those of build_eval_dataset included."
+                f"The rows mix prompt types: of row 0 and row {case.number}, one has a string, the other messages or"
+                " none\nUse one of the two in all rows, those of build_eval_dataset included."
             )
     return train, held_out
 
@@ -115,15 +112,11 @@ def _check_prompt(place: str, row: object, needs_prompt: bool) -> None:
     """
     if not isinstance(row, Mapping):
         raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
-    prompt = row.get("prompt")
-    if prompt is None or (isinstance(prompt, (str, list)) and not prompt):
-        if not needs_prompt:
-            return
-        if "prompt" not in row:
-            raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
-    elif isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt))):
-        return
-    raise EnvironmentFailed(
-        f"{place} has an invalid prompt: {repr(prompt)[:60]}\n"
-        'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
-    )
+    given = row.get("prompt")
+    prompt = [] if given is None else given
+    is_prompt = isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt)))
+    if not is_prompt or (needs_prompt and not prompt):
+        raise EnvironmentFailed(
+            f"{place} has no valid prompt: {repr(given)[:60]} (its columns: {', '.join(map(str, row)) or 'none'})\n"
+            'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
+        )
