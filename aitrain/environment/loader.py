@@ -112,8 +112,6 @@ def load_env(config: TrainConfig, own_name: str = "") -> object:
                 module = import_file(f"aitrain_environment_{own_name or file.stem}", file)
         name = source.class_name or _only_class(source, module)
         factory = member(module, name, "rl_env_class")
-        if not callable(factory):
-            raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
         if adapter is not None:
             factory, name = partial(factory, source.id), f"the adapter {adapter.name}"
         check_signature(factory, name, keywords)
@@ -132,9 +130,12 @@ def load_env(config: TrainConfig, own_name: str = "") -> object:
 
 
 def _only_class(source: EnvSource, module: ModuleType) -> str:
-    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
-    classes = [name for name, value in own.items() if inspect.isclass(value) and not name.startswith("_")]
-    found = [name for name in classes if hasattr(own[name], "build_dataset")]
+    classes = {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+    found = [name for name, kind in classes.items() if hasattr(kind, "build_dataset")]
     if len(found) != 1:
         place = source.file or source.place
         raise ConfigError(
