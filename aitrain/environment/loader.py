@@ -91,9 +91,8 @@ def bundled_modules() -> list[str]:
     return [f"envs.{file.stem}" for file in sorted(BUNDLED.glob("*.py"))]
 
 
-def load_env(config: TrainConfig, own_name: str = "") -> object:
-    """Import and construct the only environment of the options; `own_name`: that of one of several, whose files may
-    have the same name.
+def load_env(config: TrainConfig) -> object:
+    """Import and construct the only environment of the options.
 
     Raises:
         ConfigError: the module, file or class is missing, or its constructor does not take a keyword; or an adapter's
@@ -109,7 +108,7 @@ def load_env(config: TrainConfig, own_name: str = "") -> object:
             if file is None or not source.place.endswith(".py"):
                 module = import_module(source.place)
             else:
-                module = import_file(f"aitrain_environment_{own_name or file.stem}", file)
+                module = import_file(file)
         name = source.class_name or _only_class(source, module)
         factory = member(module, name, "rl_env_class")
         if adapter is not None:

@@ -54,9 +54,13 @@ def _execute(spec: ModuleSpec) -> ModuleType:
     return module
 
 
-def import_file(name: str, file: Path) -> ModuleType:
-    """Import a file as a module of this name."""
+def import_file(file: Path) -> ModuleType:
+    """Import a file as a module of a name of its own, also if a file of another folder, or an earlier state of it, was
+    imported before."""
     _add_to_path(file.parent)
+    name = f"aitrain_environment_{file.stem}"
+    while name in sys.modules:
+        name += "_"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None  # a file that ends in .py always has a loader
     return _execute(spec)
@@ -126,10 +130,7 @@ def load_function(option: str, place: str) -> Callable[..., Any]:
             imported = import_module(module)
         else:
             known = [one for one in list(sys.modules.values()) if getattr(one, "__file__", None) == str(file)]
-            own = f"aitrain_environment_{file.stem}"
-            while own in sys.modules:  # of the same name, in another folder
-                own += "_"
-            imported = known[0] if known else import_file(own, file)
+            imported = known[-1] if known else import_file(file)
     function = member(imported, name, option)
     if not callable(function):
         raise ConfigError(f"{option}: {name} in {module} is not a function")
