@@ -11,7 +11,7 @@ import pytest
 
 from aitrain import Score, TrainConfig
 from aitrain.environment.contract import Case, ScoreResult
-from aitrain.environment.runner import score_groups, start_runner
+from aitrain.environment.runner import start_runner
 from aitrain.environment.session import Group, GroupMember
 from aitrain.execution.failure import Failure
 from tests.rollout.scripted import Asks, assistant, user
@@ -51,7 +51,7 @@ class Returns(Plain):
 
 def scored(environment: Any, *groups: Group, **options: Any) -> list[list[ScoreResult]]:
     with closing(start_runner(environment, TrainConfig(**options))) as runner:
-        return asyncio.run(score_groups(runner, groups or [GROUP]))
+        return [asyncio.run(runner.score_group(group)) for group in groups or [GROUP]]
 
 
 def test_it_is_called_by_signature_with_one_entry_for_each_episode() -> None:

@@ -68,11 +68,11 @@ CHAT = [{"role": "user", "content": "say"}]
     ("rows", "words"),
     [
         ([], ["returned no rows"]),
-        ([*[{"prompt": "a"}] * 5, {"prompt": CHAT}], ["row 0 has a string, row 5 messages"]),
+        ([*[{"prompt": "a"}] * 5, {"prompt": CHAT}], ["of row 0 and row 5, one has a string"]),
         (lambda: {}["words"], ["KeyError: 'words'", "in <lambda>"]),
         *(
-            ([{"prompt": prompt}], ["row 0 of build_dataset has an invalid prompt"])
-            for prompt in (3, "", [], CHAT[0], [{"content": "x"}])
+            ([{"prompt": prompt}], ["row 0 of build_dataset has no valid prompt"])
+            for prompt in (3, "", [], CHAT[0], [{"content": "x"}], None, range(2))
         ),
     ],
     ids=case_name,

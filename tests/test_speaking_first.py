@@ -66,7 +66,7 @@ def test_an_opening_that_says_nothing_is_a_failure() -> None:
 def test_rows_need_no_prompt_where_the_environment_may_speak_first(row: dict[str, Any]) -> None:
     cases, _ = build_cases(Speaks("x", row), None)
     assert (cases[0].prompt, cases[0].is_chat) == ([], True)
-    with pytest.raises(EnvironmentFailed, match="row 0 has a string, row 1 messages, or none"):
+    with pytest.raises(EnvironmentFailed, match="row 0 and row 1, one has a string"):
         build_cases(Speaks("x", {"prompt": "Say it"}, row), None)
 
 

@@ -240,8 +240,8 @@ def named(tool: Any, name: str = "tool") -> Any:
             tool_with(NotDescribable).get_tools()[0],
             "tool: its arguments cannot be described: Unable to generate pydantic-core schema for <class",
         ),
-        (lambda it: it, "no name to call it by"),
-        ("search_hotels", "'search_hotels': neither a function"),
+        (lambda it: it, "neither a JSON schema nor a function or method with a name"),
+        ("search_hotels", "'search_hotels': neither a JSON schema"),
     ],
     ids=case_name,
 )
@@ -256,7 +256,7 @@ def test_get_tools_is_a_method_that_returns_a_list_of_different_names() -> None:
     owner._tools = {"a": 1}
     broken.get_tools = lambda: [broken.search]  # type: ignore[attr-defined, method-assign]
 
-    assert "'a': neither a function" in refusal(owner)
+    assert "'a': neither a JSON schema" in refusal(owner)
     assert "get_tools raised: AttributeError" in refusal(broken)
     assert "[broken.search]" in refusal(broken)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message
-from aitrain.errors import AitrainError, EnvironmentFailed
-from aitrain.execution.user_code import failure_message
+from aitrain.errors import EnvironmentFailed
+from aitrain.execution.user_code import users_errors
 
 Datasets: TypeAlias = tuple[list[Case], list[Case]]
 """Training cases, and those of `build_eval_dataset`, none without that method."""
@@ -69,12 +69,9 @@ def build_cases(environment: object, tokenizer: object) -> Datasets:
     held_out = _cases(build_eval, tokenizer, needs_prompt, len(train)) if callable(build_eval) else []
     for case in (*train, *held_out):
         if case.is_chat != train[0].is_chat:
-            first, other = "a string", "messages, or none"
-            if train[0].is_chat:
-                first, other = other, first
             raise EnvironmentFailed(
-                f"The rows mix prompt types: row 0 has {first}, row {case.number} {other}"
-                "\nUse one of the two in all rows, those of build_eval_dataset included."
+                f"The rows mix prompt types: of row 0 and row {case.number}, one has a string, the other messages or"
+                " none\nUse one of the two in all rows, those of build_eval_dataset included."
             )
     return train, held_out
 
@@ -89,7 +86,7 @@ def _cases(method: Callable[..., object], tokenizer: object, needs_prompt: bool,
     """The cases of a dataset, the first of which has this number."""
     name = getattr(method, "__name__", "build_dataset")
     rows: Any
-    try:
+    with users_errors(f"{name} raised"):
         rows = call_with_tokenizer(method, tokenizer)
         if isinstance(rows, (Mapping, str, bytes)) or not isinstance(rows, Iterable):
             raise EnvironmentFailed(
@@ -97,10 +94,6 @@ def _cases(method: Callable[..., object], tokenizer: object, needs_prompt: bool,
                 "Return a datasets.Dataset or a list of dicts, one a case."
             )
         rows = copied(list(rows), shares_objects=True)  # the environment may change its list later
-    except AitrainError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
     if not rows:
         raise EnvironmentFailed(f"{name} returned no rows")
     for number, row in enumerate(rows):
@@ -119,15 +112,11 @@ def _check_prompt(place: str, row: object, needs_prompt: bool) -> None:
     """
     if not isinstance(row, Mapping):
         raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
-    prompt = row.get("prompt")
-    if prompt is None or (isinstance(prompt, (str, list)) and not prompt):
-        if not needs_prompt:
-            return
-        if "prompt" not in row:
-            raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
-    elif isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt))):
-        return
-    raise EnvironmentFailed(
-        f"{place} has an invalid prompt: {repr(prompt)[:60]}\n"
-        'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
-    )
+    given = row.get("prompt")
+    prompt = [] if given is None else given
+    is_prompt = isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt)))
+    if not is_prompt or (needs_prompt and not prompt):
+        raise EnvironmentFailed(
+            f"{place} has no valid prompt: {repr(given)[:60]} (its columns: {', '.join(map(str, row)) or 'none'})\n"
+            'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
+        )

@@ -28,7 +28,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from aitrain.environment.completion_parser import ToolJson, clean, parse_call, short
 from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
-from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.session import AssistantTurn, Message, wrong_type
 from aitrain.environment.tools import InvalidToolError, shown_tool
 from aitrain.errors import EpisodeTruncated
 
@@ -123,7 +123,7 @@ def new_messages(before: Sequence[Message], tools: Sequence[ToolJson], request: 
     begin with the messages of the one before and the policy's answer.
 
     Raises:
-        RefusedRequestError: the request does not continue the conversation.
+        CallFailed: the request does not continue the conversation.
     """
     problem = "" if request.tools in (None, tools) else "changed the tools"
     pairs = zip_longest(before, request.messages[: len(before)], fillvalue=Message())
@@ -131,12 +131,10 @@ def new_messages(before: Sequence[Message], tools: Sequence[ToolJson], request: 
         if not problem and _comparable(was) != _comparable(now):
             problem = f"rewrote messages[{number}]: it was {short(str(was), 100)}, now {short(str(now), 100)}"
     if problem:
-        raise RefusedRequestError(
-            400,
+        raise wrong_type(
             f"{problem}\nThe trained conversation only grows: each request begins with the messages of the one"
             " before and the policy's answer.\nAnother conversation is asked for with trained=False (by HTTP: the"
-            " model endpoint.untrained_model).",
-            "conversation_rewritten",
+            " model endpoint.untrained_model)."
         )
     return request.messages[len(before) :]
 

@@ -17,8 +17,8 @@ from aitrain.environment.user_modules import (
     module_specs,
     no_bytecode,
 )
-from aitrain.errors import ConfigError, EnvironmentFailed, errors_of
-from aitrain.execution.user_code import failure_message
+from aitrain.errors import ConfigError, errors_of
+from aitrain.execution.user_code import users_errors
 from aitrain.options.train import TrainConfig
 from aitrain.packages import BUNDLED
 from aitrain.redaction import redact
@@ -91,9 +91,8 @@ def bundled_modules() -> list[str]:
     return [f"envs.{file.stem}" for file in sorted(BUNDLED.glob("*.py"))]
 
 
-def load_env(config: TrainConfig, own_name: str = "") -> object:
-    """Import and construct the only environment of the options; `own_name`: that of one of several, whose files may
-    have the same name.
+def load_env(config: TrainConfig) -> object:
+    """Import and construct the only environment of the options.
 
     Raises:
         ConfigError: the module, file or class is missing, or its constructor does not take a keyword; or an adapter's
@@ -105,27 +104,19 @@ def load_env(config: TrainConfig, own_name: str = "") -> object:
     if adapter is not None:
         adapter.require_package()
     with no_bytecode():
-        try:
+        with users_errors("The environment's module cannot be imported"):
             if file is None or not source.place.endswith(".py"):
                 module = import_module(source.place)
             else:
-                module = import_file(f"aitrain_environment_{own_name or file.stem}", file)
-        except (Exception, SystemExit) as error:
-            raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
+                module = import_file(file)
         name = source.class_name or _only_class(source, module)
         factory = member(module, name, "rl_env_class")
-        if not callable(factory):
-            raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
         if adapter is not None:
             factory, name = partial(factory, source.id), f"the adapter {adapter.name}"
         check_signature(factory, name, keywords)
-        try:
+        given = ", ".join(f"{key}=..." for key in keywords)
+        with users_errors(f"{name}({given}) raised"):
             environment: object = factory(**keywords)
-        except (ConfigError, EnvironmentFailed):
-            raise  # an adapter's, about its settings or its server
-        except (Exception, SystemExit) as error:
-            given = ", ".join(f"{key}=..." for key in keywords)
-            raise EnvironmentFailed(failure_message(f"{name}({given}) raised", error)) from error
     if adapter is None or adapter is SERVED:  # which has the name that the server gives it
         return environment
     # an adapter's environment gets a class of its own: it has the user's name, without folders, and not our source
@@ -138,9 +129,12 @@ def load_env(config: TrainConfig, own_name: str = "") -> object:
 
 
 def _only_class(source: EnvSource, module: ModuleType) -> str:
-    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
-    classes = [name for name, value in own.items() if inspect.isclass(value) and not name.startswith("_")]
-    found = [name for name in classes if hasattr(own[name], "build_dataset")]
+    classes = {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+    found = [name for name, kind in classes.items() if hasattr(kind, "build_dataset")]
     if len(found) != 1:
         place = source.file or source.place
         raise ConfigError(

@@ -30,8 +30,6 @@ class EnvRequirements:
     def as_options(self) -> dict[str, object]:
         """The declared values by the names of their options."""
         values = {DECLARED_OPTIONS[field.name]: getattr(self, field.name) for field in fields(self)}
-        if isinstance(self.score_range, (tuple, list)):
-            values["rl_score_range"] = ",".join(map(str, self.score_range))
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -76,11 +74,10 @@ def with_requirements(config: TrainConfig, environment: object) -> tuple[TrainCo
     """
     given = config.model_fields_set
     declared = {name: value for name, value in requirements_of(environment).as_options().items() if name not in given}
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in declared.items()]
-    note = f"{type(environment).__name__} requires {', '.join(flags)}." if flags else ""
     values = {name: getattr(config, name) for name in (*given, *DECLARED_OPTIONS.values())}
     try:
         resolved = type(config)(**{**values, **declared})
     except ConfigError as error:
         raise EnvironmentFailed(f"{type(environment).__name__}.requirements: {error}") from error
-    return resolved, note
+    flags = [f"--{name.replace('_', '-')} {getattr(resolved, name)}" for name in declared]
+    return resolved, f"{type(environment).__name__} requires {', '.join(flags)}." if flags else ""

@@ -30,7 +30,7 @@ from aitrain.environment.session import (
 )
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.deadline_pool import CANCELLED
-from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.failure import CallFailed
 from aitrain.execution.task import Task, current_task, wait_until
 from aitrain.execution.user_code import stack_of_thread
 
@@ -90,7 +90,7 @@ class RolloutSession(Session):
         self._fail_pending(RefusedRequestError(410, "the episode is over", "episode_over"))
         self._endpoint.close()
         if self._thread.is_alive():
-            self._cancel(CANCELLED)
+            self._task.abandoned = CANCELLED
             wait([self._returned], SECONDS_TO_END)
 
     # -- the thread
@@ -103,11 +103,6 @@ class RolloutSession(Session):
             self._returned.set_exception(error)
         finally:
             self._endpoint.close()
-
-    def _cancel(self, failure: Failure) -> None:
-        """Cancel a coroutine. Python cannot end a thread: what it waits for has to wake it."""
-        self._endpoint.close()
-        self._task.abandoned = failure
 
     def _stack(self) -> StackSummary:
         """The present stack of the rollout, outermost frame first."""
@@ -128,7 +123,7 @@ class RolloutSession(Session):
             self._untrained += bool(self._limit) or not request.is_trained
             if self._untrained > MAX_UNTRAINED:
                 what = f"made more than {MAX_UNTRAINED:,} requests with trained=False, or after EpisodeTruncated"
-                raise self._failed(RefusedRequestError(410, f"{what}: end the loop that asks them", "episode_over"))
+                raise wrong_type(f"{what}: end the loop that asks them")
             if not (self._limit and request.is_trained):
                 return request
             self._fail_pending(EpisodeTruncated(f"no answer: {self._limit}"))
@@ -141,7 +136,8 @@ class RolloutSession(Session):
         try:
             return wait_until(self._endpoint.take, self._stack)[0]
         except CallFailed as error:  # at the deadline
-            self._cancel(error.failure)
+            self._endpoint.close()  # Python cannot end a thread: what it waits for has to wake it
+            self._task.abandoned = error.failure  # which cancels a coroutine
             wait([self._returned])  # if it hangs, this call is abandoned, and counted
             raise
 
@@ -161,10 +157,7 @@ class RolloutSession(Session):
         if request is not None and not request.is_trained:
             return EnvResponse(prompt=list(request.messages), tools=request.tools or (), is_trained=False)
         if self._messages:
-            try:
-                messages = () if request is None else new_messages(self._messages, self._tools, request)
-            except RefusedRequestError as error:
-                raise self._failed(error) from None
+            messages = () if request is None else new_messages(self._messages, self._tools, request)
             self._messages += messages
             return EnvResponse(messages, is_over=request is None)
         if request is None:
@@ -190,11 +183,6 @@ class RolloutSession(Session):
             self._messages.append(said)
         self._pending = None
         request.answer.set_result(turn)
-
-    def _failed(self, error: Exception) -> CallFailed:
-        """The failure of an episode whose pending request gets this error."""
-        self._fail_pending(error)
-        return wrong_type(str(error))
 
     def _fail_pending(self, error: Exception) -> None:
         request, self._pending = self._pending, None

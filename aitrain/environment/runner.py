@@ -237,9 +237,13 @@ class EnvRunner:
         late = self.policy.end_batch()
         for one, result in zip(scored, results, strict=True):
             if result is not None:
-                result = result.in_range(self.config.score_bounds)
-                failure = result.failure or late
-                one.result = result if failure is None else ScoreResult(None, failure=replace(failure, place=place))
+                one.result = self._checked(result, place, late)
+
+    def _checked(self, result: ScoreResult, place: str, late: Failure | None = None) -> ScoreResult:
+        """The result in the range of the run, or its failure, which has its place."""
+        result = result.in_range(self.config.score_bounds)
+        failure = result.failure or late
+        return result if failure is None else ScoreResult(None, failure=replace(failure, place=place))
 
     def score_session(self, session: Session | None, transcript: Transcript) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
@@ -252,14 +256,15 @@ class EnvRunner:
             return alone.score(arguments)
 
     async def score_group(self, group: Group) -> list[ScoreResult]:
-        """The results of a group's episodes. If the call fails, all of them have the failure."""
-        one = EnvSession(group.case, 0)
-        results = await self._call(one, partial(self.score_members, group), "score_group")
-        results = results or [one.result] * len(group.members)
-        return [
-            _merged(member.result, result.in_range(self.config.score_bounds))
-            for member, result in zip(group.members, results, strict=True)
-        ]
+        """The results of a group's episodes, with the metrics of both scorings. If the call fails, all of them have the
+        failure; an episode that failed before keeps its own."""
+        one, place = EnvSession(group.case, 0), "score_group"
+        results = await self._call(one, partial(self.score_members, group), place) or [one.result] * len(group.members)
+        merged = list[ScoreResult]()
+        for own, result in zip((member.result for member in group.members), results, strict=True):
+            checked = self._checked(result, place)
+            merged.append(own if own.failure else replace(checked, metrics={**own.metrics, **checked.metrics}))
+        return merged
 
     def score_members(self, group: Group) -> list[ScoreResult]:
         """What `score_group` returns for each member of a group."""
@@ -385,20 +390,3 @@ async def call_parts(
             await each
     else:
         await asyncio.gather(*waiting)
-
-
-# -- groups
-
-
-def _merged(own: ScoreResult, result: ScoreResult) -> ScoreResult:
-    """The result of `score_group` with the metrics of both; an episode that failed keeps its failure."""
-    if own.failure is not None:
-        return own
-    failure = None if result.failure is None else replace(result.failure, place="score_group")
-    return ScoreResult(result.score, {**own.metrics, **result.metrics}, failure)
-
-
-async def score_groups(runner: Runner, groups: Sequence[Group]) -> list[list[ScoreResult]]:
-    """The results of each group, one call after another, as they may compare with what earlier ones left on the
-    environment."""
-    return [await runner.part_of(group.case).score_group(group) for group in groups]

@@ -24,7 +24,7 @@ from aitrain.environment.completion_parser import ToolCall, ToolJson, clean, sho
 from aitrain.environment.contract import ToolResult
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
-from aitrain.execution.user_code import failure_message
+from aitrain.execution.user_code import users_errors
 
 MAX_ERROR = 500
 """Maximum length of the error message for a wrong call, in characters: it takes space in the model's context."""
@@ -32,12 +32,12 @@ MAX_ERROR = 500
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool. `read` turns the model's arguments into keyword arguments for `run` and a list of problems."""
+    """One tool. `read` turns the model's arguments into keyword arguments for `run`, and raises ValidationError."""
 
     name: str
     schema: ToolJson
     run: Callable[..., object] = lambda **_: None
-    read: Callable[[ToolJson], tuple[ToolJson, list[str]]] = lambda given: (given, [])
+    read: Callable[[ToolJson], ToolJson] = lambda given: given
 
 
 class InvalidToolError(AitrainError):
@@ -78,10 +78,8 @@ class Tools:
         if isinstance(offered := getattr(owner, "offered_tools", None), cls):
             return offered
         place, get_tools = f"{type(owner).__name__}.get_tools", getattr(owner, "get_tools", list)
-        try:
+        with users_errors(f"{place} raised"):
             items = list(run_if_async(get_tools()))
-        except Exception as error:
-            raise EnvironmentFailed(failure_message(f"{place} raised", error)) from error
         found: dict[str, Tool] = {}
         only_shown = not runs_calls or all(isinstance(item, dict) and _method(item, owner) is None for item in items)
         for item in items:
@@ -113,8 +111,10 @@ class Tools:
             return _wrong(call.problem)
         if tool is None:
             return _wrong(f"there is no tool {short(call.name)}. Tools: {', '.join(self.by_name) or 'none'}")
-        values, problems = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
-        if problems:
+        try:
+            values = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
             return _wrong(f"{tool.name}: {'; '.join(short(problem, 200) for problem in problems)}")
         result = run_if_async(tool.run(**values))
         if isinstance(result, ToolResult):
@@ -144,13 +144,11 @@ def _tool_of_function(function: Any) -> Tool:
     Raises:
         InvalidToolError: a model could not call it by name, or JSON cannot describe its arguments.
     """
-    if not callable(function) or inspect.isclass(function):
-        raise InvalidToolError(
-            "neither a function or method nor a JSON schema\nList the methods themselves: [self.search]"
-        )
     name = getattr(function, "__name__", "")
-    if not name.isidentifier():
-        raise InvalidToolError("it has no name to call it by\nWrite it as a method or a function, with def.")
+    if not name.isidentifier() or inspect.isclass(function):
+        raise InvalidToolError(
+            "neither a JSON schema nor a function or method with a name\nList the methods themselves: [self.search]"
+        )
     described = _described(getattr(function, "__func__", function), inspect.ismethod(function))
     parameters = copy.deepcopy(described.parameters)
     schema = {"name": name, "description": described.description, "parameters": parameters}
@@ -179,14 +177,11 @@ class _Described:
     nullable: Collection[str]
     """Parameters whose default is None: null is the default, for every hint."""
 
-    def read(self, given: ToolJson) -> tuple[ToolJson, list[str]]:
-        """Keyword arguments for the function, and the problems of the arguments that the model gave."""
+    def read(self, given: ToolJson) -> ToolJson:
+        """Keyword arguments for the function, from those that the model gave."""
         known = {name: value for name, value in given.items() if value is not None or name not in self.nullable}
-        try:
-            _, values = self.validator.validate_python(known)
-        except ValidationError as error:
-            return {}, [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
-        return values, []
+        keywords: ToolJson = self.validator.validate_python(known)[1]
+        return keywords
 
 
 @functools.lru_cache(maxsize=256)  # the objects of different episodes have the same methods

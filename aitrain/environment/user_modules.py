@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean, no_file
-from aitrain.execution.user_code import failure_message
+from aitrain.errors import ConfigError, did_you_mean, no_file
+from aitrain.execution.user_code import users_errors
 from aitrain.packages import in_working_directory, installed
 
 Place = tuple[str, str]
@@ -54,9 +54,13 @@ def _execute(spec: ModuleSpec) -> ModuleType:
     return module
 
 
-def import_file(name: str, file: Path) -> ModuleType:
-    """Import a file as a module of this name."""
+def import_file(file: Path) -> ModuleType:
+    """Import a file as a module of a name of its own, also if a file of another folder, or an earlier state of it, was
+    imported before."""
     _add_to_path(file.parent)
+    name = f"aitrain_environment_{file.stem}"
+    while name in sys.modules:
+        name += "_"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None  # a file that ends in .py always has a loader
     return _execute(spec)
@@ -99,24 +103,6 @@ def parse_id(id: str) -> list[Place]:
     return places
 
 
-def load_object(module: str, name: str, option: str = "rl_env") -> Any:
-    """Import a module or file, and return what it has under the name. A file that is imported already, such as the
-    environment's, is not imported a second time.
-
-    Raises:
-        ConfigError: there is no such module or file, or the name is not there.
-    """
-    file = file_of(module, option)
-    if file is None or not module.endswith(".py"):
-        return member(import_module(module), name, option)
-    origins = [(known, getattr(known, "__file__", None)) for known in list(sys.modules.values())]
-    found = next((known for known, origin in origins if origin is not None and Path(origin) == file), None)
-    own = f"aitrain_environment_{file.stem}"
-    while own in sys.modules:  # of the same name, in another folder
-        own += "_"
-    return member(found or import_file(own, file), name, option)
-
-
 def member(module: ModuleType, name: str, option: str) -> Any:
     """What a module has under a name.
 
@@ -130,23 +116,25 @@ def member(module: ModuleType, name: str, option: str) -> Any:
 
 
 def load_function(option: str, place: str) -> Callable[..., Any]:
-    """Import the function that an option names as module:function or file.py:function.
+    """Import what an option names as module:function or file.py:function. A file that is imported already, such as the
+    environment's, is not imported a second time.
 
     Raises:
         ConfigError: there is no such file, module or function, or it cannot be called.
         EnvironmentFailed: importing it raised; the message has the line in the user's code.
     """
     module, _, name = place.rpartition(":")
-    try:
-        with no_bytecode():
-            found = load_object(module, name, option)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(failure_message(f"{option}: {module} cannot be imported", error)) from error
-    if not callable(found):
+    file = file_of(module, option)
+    with no_bytecode(), users_errors(f"{option}: {module} cannot be imported"):
+        if file is None or not module.endswith(".py"):
+            imported = import_module(module)
+        else:
+            known = [one for one in list(sys.modules.values()) if getattr(one, "__file__", None) == str(file)]
+            imported = known[-1] if known else import_file(file)
+    function = member(imported, name, option)
+    if not callable(function):
         raise ConfigError(f"{option}: {name} in {module} is not a function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:

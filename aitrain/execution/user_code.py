@@ -4,17 +4,31 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from traceback import FrameSummary, StackSummary
 from types import FrameType
 
+from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.packages import is_library, is_machinery
 
 
 def failure_message(what: str, error: BaseException) -> str:
     """Message such as `score_episode raised: ValueError: no such city`, with the user's line."""
     return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(first_of_group(error))) if line)
+
+
+@contextmanager
+def users_errors(what: str) -> Iterator[None]:
+    """Context in which the user's code runs: what it raises is an EnvironmentFailed with its line; an error of aitrain
+    says by itself what is wrong."""
+    try:
+        yield
+    except AitrainError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(failure_message(what, error)) from error
 
 
 def describe_error(error: BaseException) -> str:

@@ -66,7 +66,7 @@ def load_runner(config: TrainConfig, announce: Announce) -> Runner:
         with errors_of(name):
             random.seed(own.seed)
             numpy.random.seed(own.seed)
-            environment = start_on_ray(own, announce) if own.is_env_on_ray else load_env(own, name)
+            environment = start_on_ray(own, announce) if own.is_env_on_ray else load_env(own)
             own, note = with_requirements(own, environment)
             if note:
                 announce(Note(note, "info"))

@@ -104,7 +104,7 @@ def _rescore(request: Request) -> Document:
     first, episodes = 0, list[SavedEpisode]()
     for name, own in config.environments.items():
         with errors_of(name):
-            opened = open_environment(own, tokenizer, load_env(own, name))
+            opened = open_environment(own, tokenizer, load_env(own))
         records = (
             record
             for record in read_rollouts(Path(wanted["run"]))

@@ -18,8 +18,8 @@ from transformers import TrainerCallback, TrainerControl
 
 from aitrain.environment.contract import arguments_for
 from aitrain.environment.user_modules import load_function
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
-from aitrain.execution.user_code import failure_message
+from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.execution.user_code import users_errors
 from aitrain.options.algorithms import ALGORITHMS, Algorithm
 from aitrain.options.train import TrainConfig
 
@@ -144,9 +144,5 @@ def _passing_stop(
 
 def _call_user(what: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """The user's function, whose errors name it and the line of the user's code."""
-    try:
+    with users_errors(f"{what} raised"):
         return function(*arguments, **keywords)
-    except AitrainError:
-        raise
-    except Exception as error:
-        raise EnvironmentFailed(failure_message(f"{what} raised", error)) from error

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from aitrain.environment.runner import score_groups
 from aitrain.environment.session import Group
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.rollout.episode import STOPS, Episode
@@ -116,12 +115,12 @@ def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[P
     for (group, _), episode in own.items():
         if episode.too_long is None and runner.part_of(episode.case).scores_groups:
             together[group].append(episode)
-    groups = [Group(members[0].case, [one.as_member for one in members]) for members in together.values()]
     with rollouts.rollout.engine.clock.running("environment"):
-        scored = rollouts.loop.run(score_groups(runner, groups))
-    for members, results in zip(together.values(), scored, strict=True):
-        for episode, result in zip(members, results, strict=True):
-            episode.result = result
+        for members in together.values():  # one after another: a call may compare with what earlier ones left
+            group = Group(members[0].case, [one.as_member for one in members])
+            results = rollouts.loop.run(runner.part_of(group.case).score_group(group))
+            for episode, result in zip(members, results, strict=True):
+                episode.result = result
     masks_truncated = runner.config.rl_mask_truncated_completions
     played = [PlayedEpisode.of(key, episode, masks_truncated) for key, episode in own.items()]
     return sorted(rollouts.gather(played), key=lambda one: one.key)

@@ -13,8 +13,7 @@ from aitrain.environment.completion_parser import ToolJson
 from aitrain.environment.contract import Case, call_by_name
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.session import Message
-from aitrain.errors import EnvironmentFailed
-from aitrain.execution.user_code import failure_message
+from aitrain.execution.user_code import users_errors
 from aitrain.rollout.engine import Completion, Engine, GenerationRequest, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import event_loop
@@ -94,10 +93,8 @@ def reference_of(environment: Any, case: Case) -> Script | None:
     """
     if not callable(getattr(environment, "reference", None)):
         return None
-    try:
+    with users_errors(f"reference of case {case.case_idx} raised"):
         found = call_by_name(environment.reference, case.arguments())
-    except Exception as error:
-        raise EnvironmentFailed(failure_message(f"reference of case {case.case_idx} raised", error)) from error
     if found is None:
         return None
     return Script(tuple(map(str, found)) if isinstance(found, (list, tuple)) else (str(found),))

@@ -44,10 +44,10 @@ def test_rows_of_xtuner_need_nothing_else() -> None:
 
 
 def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang() -> None:
-    assert made("rows:train.jsonl", judges="exact").requirements.as_options() == {"rl_score_range": "0.0,1.0"}
+    assert made("rows:train.jsonl", judges="exact").requirements.as_options() == {"rl_score_range": (0.0, 1.0)}
     own = made("rows:train.jsonl", judges=["exact", {"judge": "own.py:brief", "weight": -0.5}])
     assert "Did you mean judges?" in refusal("rows:train.jsonl", judge="gsm8k")
-    assert own.requirements.as_options() == {"rl_score_range": "-0.5,1.0", "rl_env_isolation": "process"}
+    assert own.requirements.as_options() == {"rl_score_range": (-0.5, 1.0), "rl_env_isolation": "process"}
     wider = made("rows:train.jsonl", judges="exact", score_range="0,2")
     assert wider.requirements.as_options() == {"rl_score_range": "0,2"}
     assert [file["name"] for file in kept_files(own)] == ["own.py"]

@@ -18,7 +18,7 @@ from aitrain.environment import env_service, served_environment
 from aitrain.environment.contract import ScoreResult, env_kind
 from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import load_env
-from aitrain.environment.runner import EnvRunner, score_groups, start_runner
+from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.served_environment import PROTOCOL, ServedEnvironment, connect, encode
 from aitrain.environment.session import AssistantTurn, Group
 from aitrain.environment.tools import Tools
@@ -95,7 +95,7 @@ def test_groups_are_scored_on_the_server() -> None:
             played, failed = player.play([(case, JUNK)] * 2, [0, 1])
             failed.result = ScoreResult(None)
             group = Group(case, [played.as_member, failed.as_member])
-            return asyncio.run(score_groups(player.runner, [group]))
+            return asyncio.run(player.runner.score_group(group))
 
     with served(WithTools()) as client:
         assert scored(client) == scored(WithTools())

@@ -18,7 +18,7 @@ from aitrain.environment.adapters.rows import Data, Row, RowSource
 from aitrain.environment.adapters.settings import prompted, seed_generators
 from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
-from aitrain.environment.user_modules import load_object, parse_id, source_files
+from aitrain.environment.user_modules import load_function, parse_id, source_files
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
 
@@ -36,7 +36,8 @@ class TRLEnvironment(RowSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own, self.factory = parse_id(self.id), load_object(*parse_id(self.id)[0])
+        own = parse_id(self.id)
+        self.factory = load_function("rl_env", ":".join(own[0]))
         functions = reward_functions(self.rewards, self.weights) if self.rewards else []
         judges: list[Judge] = [*functions]
         if hasattr(self.factory, "get_reward"):

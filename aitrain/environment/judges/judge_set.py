@@ -23,7 +23,7 @@ from aitrain.environment.judges.model_judge import RemoteJudge
 from aitrain.environment.judges.ranking import Ranking
 from aitrain.environment.judges.rubric import Rubric
 from aitrain.environment.judges.rules import RULES, SOURCES
-from aitrain.environment.user_modules import Place, load_object, source_files
+from aitrain.environment.user_modules import Place, load_function, source_files
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import is_on_shared_loop, run_if_async
 from aitrain.execution.failure import CallFailed, Failure
@@ -262,8 +262,8 @@ def _function(place: str, settings: Mapping[str, Any]) -> Any:
         return RemoteJudge(url=place, **settings)
     if place in MODELS:
         return MODELS[place](**settings)
-    if own := users_place(place):
-        function = load_object(*own)
+    if users_place(place):
+        function = load_function("rl_env", place)
         if inspect.isclass(function):
             return function(**settings)
         return partial(function, **settings) if settings else function
