@@ -58,7 +58,7 @@ def failure(outcome: Outcome[Any]) -> Failure:
 
 class Unspeakable(Exception):
     def __str__(self) -> str:
-        raise ValueError("no words")
+        raise SystemExit("no words")
 
 
 @pytest.mark.parametrize(
