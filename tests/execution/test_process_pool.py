@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 
-from aitrain.execution.async_calls import running_loop
+from aitrain.execution.async_calls import shared_loop
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import SERVER_GONE, ProcessPool, Worker
@@ -148,7 +148,7 @@ def test_an_object_is_made_in_its_process_and_keeps_its_state_and_changes_to_the
 
 
 def test_async_methods_are_finished_in_the_process(processes: ProcessPool) -> None:
-    running_loop()  # one of ours runs already, which is of no use to a forked process
+    shared_loop()  # one of ours runs already, which is of no use to a forked process
     lease = processes.lease()
 
     assert asked(lease, "later", "word") == ("word", lease.pid)
