@@ -91,11 +91,9 @@ def _run_worker(environment: object, make: Make, fd: int, control: Connection) -
     made: list[object] = []
     with suppress(EOFError, OSError):  # the training process has ended
         while True:
-            if request := connection.recv_bytes():
-                connection.send_bytes(_answered(made, partial(make, environment), request))
-                _flush()
-            else:
-                made.clear()
+            request = connection.recv_bytes()
+            connection.send_bytes(_answered(made, partial(make, environment), request))
+            _flush()
 
 
 def _seed_generators(environment: object) -> None:
@@ -114,12 +112,13 @@ def _seed_generators(environment: object) -> None:
 
 
 def _answered(made: list[object], make: Callable[[], object], request: bytes) -> bytes:
-    """Call a method, and pickle its value or failure; `made` holds the object after the first call."""
+    """Call a method, and pickle its value or failure; `made` holds the object from the first call until `close`."""
     try:
         method, arguments = pickle.loads(request)
         if not made:
             made.append(make())
-        value = run_if_async(getattr(made[0], method)(*arguments))
+        one = made.pop() if method == "close" else made[0]
+        value = run_if_async(getattr(one, method)(*arguments))
         return pickle.dumps((value, None))
     except BaseException as error:
         return pickle.dumps((None, as_failure(error)))
@@ -213,7 +212,17 @@ class ProcessPool:
                 if not worker.connection.poll():  # it has not ended
                     return worker
                 worker.end()
-        return self._spawn()
+        ours, theirs = Pipe()
+        try:
+            pid = self.ask("spawn", send=theirs)
+            if not isinstance(pid, int):
+                raise CallFailed(Failure("crashed", f"crashed: no process can be started: {pid}"))
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return Worker(self, pid, ours)
 
     def close(self) -> None:
         """End all processes, and wait for them."""
@@ -229,19 +238,6 @@ class ProcessPool:
                 time.sleep(0.002)
         while self.free:
             self.free.pop().end()
-
-    def _spawn(self) -> Worker:
-        ours, theirs = Pipe()
-        try:
-            pid = self.ask("spawn", send=theirs)
-            if not isinstance(pid, int):
-                raise CallFailed(Failure("crashed", f"crashed: no process can be started: {pid}"))
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return Worker(self, pid, ours)
 
     def ask(self, command: str, value: object = None, send: Connection | None = None) -> Any:
         """The fork server's answer; the clock of the calling task is paused meanwhile.
@@ -305,21 +301,15 @@ class Worker:
         return value
 
     def close(self) -> None:
-        """Close the object, and release the process."""
+        """Close the object, and return the process to the pool; one that is broken or spent is ended."""
         with suppress(CallFailed):
             self.call("close")
             if self.is_spent:
                 self.call("close_environment")
-        self.release()
-
-    def release(self) -> None:
-        """Return the process to the pool; its object is dropped, and a process that is broken or spent is ended."""
         with self._lock:
             if self._failure is None and self.is_spent:
                 self._failure = self.end()
             elif self._failure is None:
-                with suppress(OSError):  # it has ended, which the next lease finds
-                    self.connection.send_bytes(b"")
                 self._pool.free.add(self)
 
     def end(self) -> Failure:
