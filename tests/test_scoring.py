@@ -190,11 +190,11 @@ def test_what_changes_an_episode_is_never_called_twice() -> None:
 @pytest.mark.parametrize(
     ("batches", "max_failed", "has_failures", "ends", "why"),
     [
-        ([0, 0, 5, 0, 0, 0], 1.0, True, 6, "failed on every episode of 3 batches in a row"),
+        ([0, 0, 5, 0, 0, 0], 1.0, True, 6, "of 8 episodes of the last one 0 were scored, and 8 failed"),
         ([0, 0, 0], 1.0, False, 3, "Is a `return` missing?"),  # no failure
         ([4, 0, 0, 0, 0], 1.0, False, None, ""),  # left unscored on purpose
-        ([3, 3, 4, 3, 3, 3], 0.5, True, 6, "5 of 8"),  # exactly half is not too many
-        ([0], 1.0, True, "run", "failed on every episode of the whole run"),  # too short for patience
+        ([3, 3, 4, 3, 3, 3], 0.5, True, 6, "3 were scored, and 5 failed"),  # exactly half is not too many
+        ([0], 1.0, True, "run", "No episode of the run was scored"),  # too short for patience
     ],
 )
 def test_three_batches_in_a_row_that_teach_nothing_end_the_run_and_so_does_a_short_run_of_them(

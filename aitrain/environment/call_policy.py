@@ -10,7 +10,6 @@ from aitrain.environment.state_watch import (
     StateWatch,
     attributes_to_copy,
     copy_of,
-    traced,
 )
 from aitrain.execution.failure import Failure
 
@@ -85,7 +84,7 @@ class CallPolicy:
             return job()
         is_alone = self._mode == "watched"
         try:
-            with traced(self._watch, is_alone, episode):
+            with CallTracer(self._watch, is_alone, episode):
                 return job()
         finally:
             if is_alone and not self.by_episode:

@@ -28,8 +28,8 @@ import types
 import uuid
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path, PosixPath, WindowsPath
@@ -516,8 +516,7 @@ class StateWatch:
 
     @functools.cached_property
     def _files_of_classes(self) -> set[str | None]:
-        modules = [sys.modules.get(kind.__module__) for kind in type(self.environment).__mro__]
-        return {getattr(module, "__file__", None) for module in modules}
+        return {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in type(self.environment).__mro__}
 
 
 _TRACE_LOCK = threading.Lock()
@@ -531,43 +530,41 @@ def set_trace(tracer: CallTracer | None) -> None:
     del before
 
 
-@contextmanager
-def traced(watch: StateWatch, is_alone: bool, episode: object = None) -> Iterator[None]:
-    """Context of a call that is watched. The files that it writes are those of its episode; without one, of the call.
-    If it runs alone, its threads are watched, too."""
-    global _watched_alone
-    tracer = CallTracer(watch, is_alone, episode)
-    token = _watched.set(tracer)
-    if is_alone:
-        _watched_alone = tracer
-        threading.settrace(tracer)
-    set_trace(tracer)
-    try:
-        yield
-    finally:
-        set_trace(None)
-        _watched.reset(token)
-        if is_alone:
-            if _watched_alone is tracer:  # and not that of another environment
-                _watched_alone = None
-            tracer.leave_threads()
-            is_over, tracer.has_ended = tracer.is_over, True
-            if not is_over:
-                watch.compare()
-
-
 class CallTracer:
-    """Traces one call, and compares after each line of the user's code; while others run, after the lines that calls
-    have hardly reached before."""
+    """Context of a call that is watched: traces it, and compares after each line of the user's code; while others run,
+    after the lines that calls have hardly reached before.
+
+    The files that it writes are those of its episode; without one, of the call. If it runs alone, its threads are
+    traced, too.
+    """
 
     def __init__(self, watch: StateWatch, is_alone: bool, episode: object = None) -> None:
         self.watch, self.is_alone, self.has_ended = watch, is_alone, False
         self.episode = episode or self
         self._events, self._seconds, self._place = 0, 0.0, "something before its first line"
         self._task = current_task.get()
-        if is_alone:
-            watch.looks.clear()
-            watch.look_before()
+
+    def __enter__(self) -> None:
+        global _watched_alone
+        if self.is_alone:
+            self.watch.looks.clear()
+            self.watch.look_before()
+            _watched_alone = self
+            threading.settrace(self)
+        self._token = _watched.set(self)
+        set_trace(self)
+
+    def __exit__(self, *_: object) -> None:
+        global _watched_alone
+        set_trace(None)
+        _watched.reset(self._token)
+        if self.is_alone:
+            if _watched_alone is self:  # and not that of another environment
+                _watched_alone = None
+            self.leave_threads()
+            is_over, self.has_ended = self.is_over, True
+            if not is_over:
+                self.watch.compare()
 
     def begin_on_loop(self) -> None:
         """Trace the calling thread, which is that of the `async def` methods of all calls."""

@@ -1,7 +1,6 @@
 """The event loop that all `async def` methods of the user share: a client opened in one stays usable in the next."""
 
 import asyncio
-import functools
 import inspect
 import os
 import sys
@@ -21,22 +20,20 @@ ANSWER_SECONDS = 1.0
 
 
 def run_if_async(value: T | Awaitable[T]) -> T:
-    """The value itself, or the result of a method that was `async def`."""
-    return run_async(value) if inspect.isawaitable(value) else value
-
-
-def run_async(awaitable: Awaitable[T]) -> T:
-    """The result of an awaitable, which runs on the shared loop even if the calling thread has a running loop."""
+    """The value itself, or the result of a method that was `async def`, which runs on the shared loop even if the
+    calling thread has a running loop."""
+    if not inspect.isawaitable(value):
+        return value
 
     async def awaited() -> T:
-        return await awaitable
+        return await value
 
-    loop = running_loop()
+    loop = shared_loop()
     if (begin := getattr(sys.gettrace(), "begin_on_loop", None)) is not None:  # the calls of the user are watched
         loop.call_soon_threadsafe(begin)
     future = asyncio.run_coroutine_threadsafe(awaited(), loop)
     try:
-        wait_until(lambda seconds: wait([future], seconds).done, partial(stack_of_awaitable, awaitable))
+        wait_until(lambda seconds: wait([future], seconds).done, partial(stack_of_awaitable, value))
         return future.result()
     except BaseException:
         if future.cancel():  # it has not ended by itself
@@ -50,30 +47,26 @@ def replace_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(answered.set)
     if not answered.wait(ANSWER_SECONDS):
         with _lock:
-            if shared_loop() is loop:
-                shared_loop.cache_clear()
-
-
-def running_loop() -> asyncio.AbstractEventLoop:
-    """The shared loop; threads that ask for it at the same time get the same one."""
-    with _lock:
-        return shared_loop()
+            if loop in _loops:
+                _loops.clear()
 
 
 def is_on_shared_loop() -> bool:
     """Whether the calling code runs on the shared loop, which other calls wait for."""
     try:
-        return asyncio.get_running_loop() is running_loop()
+        return asyncio.get_running_loop() in _loops
     except RuntimeError:  # there is none in this thread
         return False
 
 
-@functools.cache
 def shared_loop() -> asyncio.AbstractEventLoop:
-    """The loop, which runs in its own thread."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=_run_forever, args=(loop,), name="environment-loop", daemon=True).start()
-    return loop
+    """The loop, which runs in its own thread; threads that ask for it at the same time get the same one."""
+    with _lock:
+        if not _loops:
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=_run_forever, args=(loop,), name="environment-loop", daemon=True).start()
+            _loops.append(loop)
+        return _loops[0]
 
 
 def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
@@ -85,13 +78,15 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
 
 
 _lock = threading.Lock()
+_loops = list[asyncio.AbstractEventLoop]()
+"""The shared loop, once there is one."""
 
 
 def _forget_loop() -> None:
     """Reset loop and lock in a forked process, which has no other threads."""
     global _lock
     _lock = threading.Lock()
-    shared_loop.cache_clear()
+    _loops.clear()
 
 
 os.register_at_fork(after_in_child=_forget_loop)

@@ -48,13 +48,8 @@ class DeadlinePool:
         """The outcome of `job`, called in a thread; an awaitable that it returns is awaited on the shared loop. A call
         whose awaiting task is cancelled is abandoned. `timeout` takes the place of the pool's."""
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Outcome[T]] = loop.create_future()
-        task = Task(self.timeout if timeout is None else timeout)
+        task, ended = Task(self.timeout if timeout is None else timeout), loop.create_future()
         outcomes, is_awaited = list[Outcome[T]](), False
-
-        def finish() -> None:
-            if not ended.done():
-                ended.set_result(outcomes[0])
 
         def run() -> None:
             current_task.set(task)
@@ -69,41 +64,33 @@ class DeadlinePool:
             activity.own.tick()
             if is_awaited:
                 with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(finish)
+                    loop.call_soon_threadsafe(ended.set_result, None)
 
         async with self._slots[loop]:
-            has_begun = False
+            thread = threading.Thread()
             try:
-                while not has_begun:
-                    thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
-                    await _start(thread)
+                while not outcomes:
+                    # also if one has ended before the call began: Python 3.11 raises in a thread that starts while
+                    # another one sets a trace function
+                    if not thread.is_alive() and not outcomes:
+                        thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
+                        with suppress(RuntimeError):  # the system's limit is reached: other threads have to end
+                            thread.start()
                     is_awaited = True
                     if outcomes:  # a short call is over before its thread has let this one go on
-                        finish()
-                    has_begun = await self._watch(task, thread, ended)
+                        break
+                    fails_by_itself = task.stack is not None or task.abandoned is not None
+                    left = task.left() + (GRACE if fails_by_itself else 0.0)
+                    if left <= 0:
+                        failure = task.time_out(stack_of_thread(thread))
+                        self.last_hang = failure.message.partition("\n")[2]
+                        break
+                    await asyncio.wait([ended], timeout=min(POLL, left))
             finally:
-                if not ended.done():
+                if not outcomes:
                     task.abandoned = task.abandoned or CANCELLED
                     self._abandoned.append(thread)
-        if ended.done():
-            return ended.result()
-        return Outcome(None, task.ran(), task.abandoned, is_running=True)
-
-    async def _watch(self, task: Task, thread: threading.Thread, ended: asyncio.Future[Any]) -> bool:
-        """Wait until a call ends, and abandon it after its deadline. Returns False if its thread has ended before the
-        call began: Python 3.11 raises in a thread that starts while another one sets a trace function."""
-        while not ended.done():
-            is_alive = thread.is_alive()
-            fails_by_itself = task.stack is not None or task.abandoned is not None
-            left = task.left() + (GRACE if fails_by_itself else 0.0)
-            if left <= 0:
-                failure = task.time_out(stack_of_thread(thread))
-                self.last_hang = failure.message.partition("\n")[2]
-                break
-            await asyncio.wait([ended], timeout=min(POLL, left))
-            if not is_alive and not ended.done() and not task.ran():
-                return False
-        return True
+        return outcomes[0] if outcomes else Outcome(None, task.ran(), task.abandoned, is_running=True)
 
     def call_all(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
         """The outcomes of calls, for which the calling thread waits."""
@@ -116,10 +103,3 @@ class DeadlinePool:
         thread.start()
         thread.join()
         return outcomes
-
-
-async def _start(thread: threading.Thread) -> None:
-    while True:
-        with suppress(RuntimeError):  # the system's limit is reached: other threads have to end
-            return thread.start()
-        await asyncio.sleep(0.1)

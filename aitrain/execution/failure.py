@@ -63,7 +63,7 @@ def as_failure(error: BaseException) -> Failure:
     try:
         kind = "server" if _is_transport_error(error) else "raised"
         return Failure(kind, failure_message("raised", error), "".join(traceback.format_exception(error)))
-    except Exception:  # its __str__ raised
+    except BaseException:  # its __str__ raised
         return Failure("raised", f"raised: {type(error).__name__}")
 
 
@@ -102,11 +102,10 @@ class FailureCount:
     """Share of a batch that may fail (rl_max_failed)."""
     reported: dict[str, str] = field(default_factory=dict)
     """The first message of each kind of failure."""
-    batches: int = 0
     played: int = 0
     scored: int = 0
-    empty_batches: int = 0
     bad_batches: int = 0
+    """Consecutive batches without a score, or with too many failures."""
     has_noted_abandoned: bool = False
     has_noted_dropped: bool = False
     _parts: dict[str, FailureCount] = field(default_factory=dict)
@@ -132,21 +131,17 @@ class FailureCount:
         """Count a batch, with the sums over all processes; dropped episodes are not among `episodes`.
 
         Raises:
-            EpisodesFailed: no episode was scored, or too many failed, in PATIENCE consecutive batches.
+            EpisodesFailed: no episode was scored, or too many failed, in each of PATIENCE consecutive batches.
         """
-        self.batches += 1
         self.played += episodes
         self.scored += scores
-        self.bad_batches = self.bad_batches + 1 if failures > self.max_failed * episodes else 0
         is_empty = not scores and (failures or not self.scored)  # a later batch may be of dropped cases only
-        self.empty_batches = self.empty_batches + 1 if is_empty else 0
-        if self.empty_batches >= PATIENCE:
-            raise EpisodesFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
+        is_bad = is_empty or failures > self.max_failed * episodes
+        self.bad_batches = self.bad_batches + 1 if is_bad else 0
         if self.bad_batches >= PATIENCE:
             raise EpisodesFailed(
-                f"More than {self.max_failed:.0%} of the episodes failed in {PATIENCE} batches in a row"
-                f" (--rl-max-failed), {failures} of {episodes} in the last one.\n"
-                f"All failures are in rollouts/. The first one:\n{self.first_failure}"
+                f"Too few scores in {PATIENCE} batches in a row: of {episodes} episodes of the last one {scores} were"
+                f" scored, and {failures} failed.\n{self._why()}"
             )
 
     def after_abandoned(self, threads: int, line: str) -> str | None:
@@ -176,21 +171,19 @@ class FailureCount:
         Raises:
             EnvironmentFailed: it has not.
         """
-        if self.batches and not self.scored:
-            raise EnvironmentFailed(self._nothing_to_learn_from("the whole run"))
+        if self.bad_batches and not self.scored:
+            raise EnvironmentFailed(f"No episode of the run was scored: there is nothing to learn from.\n{self._why()}")
 
-    def _nothing_to_learn_from(self, where: str) -> str:
+    def _why(self) -> str:
+        """Why episodes have no scores, for the user."""
         if not self.played:
             return (
-                f"Every case of {where} was dropped: no prompt leaves room for an answer in the model's context.\n"
-                "Shorten the prompts, the tools or what the environment says first, or use a model with a longer one."
+                "All cases were dropped: no prompt leaves room for an answer in the model's context. Shorten the"
+                " prompts,\nthe tools or what the environment says first, or use a model with a longer one."
             )
         if self.first_failure:
             return (
-                f"The environment failed on every episode of {where}: there is nothing to learn from.\n"
-                f"All failures are in rollouts/. The first one:\n{self.first_failure}"
+                "All failures are in rollouts/; --rl-max-failed says how many a batch may have. The first one:\n"
+                f"{self.first_failure}"
             )
-        return (
-            f"The environment returned None for every episode of {where}: there is nothing to learn from.\n"
-            "Is a `return` missing? None means that an episode cannot be scored."
-        )
+        return "The environment returned None, which means that an episode cannot be scored. Is a `return` missing?"

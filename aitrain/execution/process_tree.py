@@ -120,9 +120,8 @@ def main(patience: str, *command: str) -> None:
     become children of this process."""
     parent, is_heard, code = os.getppid(), True, None
     set_process(PR_SET_CHILD_SUBREAPER, 1)
-    received = set[int]()
-    for handled in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(handled, lambda number, _: received.add(number))  # not SIG_IGN: the program would inherit that
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # those that a scheduler sends to all are the program's own, too
+        signal.signal(ignored, lambda *_: None)  # not SIG_IGN: the program would inherit that
     program = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -137,7 +136,7 @@ def main(patience: str, *command: str) -> None:
             with suppress(OSError):
                 numbers = os.read(0, 1024)
             is_heard = bool(numbers)
-        is_asked = 0 in numbers or not is_heard or os.getppid() != parent or signal.SIGTERM in received
+        is_asked = 0 in numbers or not is_heard or os.getppid() != parent
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == program.pid:

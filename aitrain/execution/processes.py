@@ -53,23 +53,22 @@ def run_fork_server(environment: object, make: Make, connection: Connection, par
     workers = set[int]()
     try:
         for command, value in iter(connection.recv, None):
-            answer: object = None
-            if command == "spawn":
-                fd = recv_handle(connection)
-                try:
-                    answer = fork(partial(_run_worker, environment, make, fd, connection))
-                    workers.add(answer)
-                except OSError as error:
-                    answer = str(error)
-                os.close(fd)
-            elif command == "reap":
-                workers.remove(value)
-                answer = kill_group(value)
-            else:
-                try:
+            answer: Any = None
+            try:
+                if command == "spawn":
+                    fd = recv_handle(connection)
+                    try:
+                        answer = fork(partial(_run_worker, environment, make, fd, connection))
+                        workers.add(answer)
+                    finally:
+                        os.close(fd)
+                elif command == "reap":
+                    workers.remove(value)
+                    answer = kill_group(value)
+                else:
                     vars(environment).update({name: pickle.loads(pickled) for name, pickled in value.items()})
-                except Exception as error:
-                    answer = as_failure(error)
+            except Exception as error:
+                answer = as_failure(error)
             connection.send(answer)
     except (EOFError, OSError):  # the training process has ended
         pass
@@ -91,11 +90,9 @@ def _run_worker(environment: object, make: Make, fd: int, control: Connection) -
     made: list[object] = []
     with suppress(EOFError, OSError):  # the training process has ended
         while True:
-            if request := connection.recv_bytes():
-                connection.send_bytes(_answered(made, partial(make, environment), request))
-                _flush()
-            else:
-                made.clear()
+            request = connection.recv_bytes()
+            connection.send_bytes(_answered(made, partial(make, environment), request))
+            _flush()
 
 
 def _seed_generators(environment: object) -> None:
@@ -114,15 +111,16 @@ def _seed_generators(environment: object) -> None:
 
 
 def _answered(made: list[object], make: Callable[[], object], request: bytes) -> bytes:
-    """Call a method, and pickle its value or failure; `made` holds the object after the first call."""
+    """Call a method, and pickle its value or its Failure; `made` holds the object from the first call until `close`."""
     try:
         method, arguments = pickle.loads(request)
         if not made:
             made.append(make())
-        value = run_if_async(getattr(made[0], method)(*arguments))
-        return pickle.dumps((value, None))
+        one = made.pop() if method == "close" else made[0]
+        value = run_if_async(getattr(one, method)(*arguments))
+        return pickle.dumps(value)
     except BaseException as error:
-        return pickle.dumps((None, as_failure(error)))
+        return pickle.dumps(as_failure(error))
 
 
 # -- on both sides
@@ -197,9 +195,7 @@ class ProcessPool:
         Raises:
             CallFailed: an attribute cannot be unpickled in the fork server, or the fork server is gone.
         """
-        failure = self.ask("update", attributes)
-        if isinstance(failure, Failure):
-            raise CallFailed(failure)
+        self.ask("update", attributes)
 
     def lease(self) -> Worker:
         """A process that runs no episode, in which the first call makes the object.
@@ -213,7 +209,9 @@ class ProcessPool:
                 if not worker.connection.poll():  # it has not ended
                     return worker
                 worker.end()
-        return self._spawn()
+        ours, theirs = Pipe()
+        with theirs:
+            return Worker(self, self.ask("spawn", send=theirs), ours)
 
     def close(self) -> None:
         """End all processes, and wait for them."""
@@ -230,36 +228,26 @@ class ProcessPool:
         while self.free:
             self.free.pop().end()
 
-    def _spawn(self) -> Worker:
-        ours, theirs = Pipe()
-        try:
-            pid = self.ask("spawn", send=theirs)
-            if not isinstance(pid, int):
-                raise CallFailed(Failure("crashed", f"crashed: no process can be started: {pid}"))
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return Worker(self, pid, ours)
-
     def ask(self, command: str, value: object = None, send: Connection | None = None) -> Any:
         """The fork server's answer; the clock of the calling task is paused meanwhile.
 
         Raises:
-            CallFailed: it is gone.
+            CallFailed: it has failed, or is gone.
         """
         with paused(), self._lock:
             try:
                 self._server.send((command, value))
                 if send is not None:
                     send_handle(self._server, send.fileno(), self.server_pid)
-                return self._server.recv()
+                answer = self._server.recv()
             except (OSError, EOFError):
                 raise CallFailed(SERVER_GONE) from None
             except BaseException:  # after Ctrl+C, the pending answer would be read as that of the next command
                 self._server.close()
                 raise
+        if isinstance(answer, Failure):
+            raise CallFailed(answer)
+        return answer
 
 
 class Worker:
@@ -299,27 +287,21 @@ class Worker:
                 elif not isinstance(error, (OSError, EOFError)):
                     raise
                 raise CallFailed(self._failure) from None
-        value, failure = pickle.loads(answer)
-        if failure is not None:
-            raise CallFailed(failure)
+        value = pickle.loads(answer)
+        if isinstance(value, Failure):
+            raise CallFailed(value)
         return value
 
     def close(self) -> None:
-        """Close the object, and release the process."""
+        """Close the object, and return the process to the pool; one that is broken or spent is ended."""
         with suppress(CallFailed):
             self.call("close")
             if self.is_spent:
                 self.call("close_environment")
-        self.release()
-
-    def release(self) -> None:
-        """Return the process to the pool; its object is dropped, and a process that is broken or spent is ended."""
         with self._lock:
             if self._failure is None and self.is_spent:
                 self._failure = self.end()
             elif self._failure is None:
-                with suppress(OSError):  # it has ended, which the next lease finds
-                    self.connection.send_bytes(b"")
                 self._pool.free.add(self)
 
     def end(self) -> Failure:

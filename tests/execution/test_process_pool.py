@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 
-from aitrain.execution.async_calls import running_loop
+from aitrain.execution.async_calls import shared_loop
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import SERVER_GONE, ProcessPool, Worker
@@ -148,7 +148,7 @@ def test_an_object_is_made_in_its_process_and_keeps_its_state_and_changes_to_the
 
 
 def test_async_methods_are_finished_in_the_process(processes: ProcessPool) -> None:
-    running_loop()  # one of ours runs already, which is of no use to a forked process
+    shared_loop()  # one of ours runs already, which is of no use to a forked process
     lease = processes.lease()
 
     assert asked(lease, "later", "word") == ("word", lease.pid)
@@ -185,7 +185,7 @@ def test_a_crash_is_told_and_harms_nobody_else(processes: ProcessPool, method: l
     assert asked(lease, "ask", 1) == Failure("crashed", message)
     assert asked(other, "ask", 2) == [1, 2]
     assert not is_alive(lease.pid)
-    lease.release()
+    lease.close()
     assert [asked(processes.lease(), "ask", 1) for _ in range(2)] == [[1], [1]], "it is not used again"
 
 
@@ -215,7 +215,7 @@ def test_what_hangs_is_ended_with_what_it_has_started_and_told_with_its_line(
     assert not is_alive(lease.pid)
     assert asked(lease, "ask", 1) == failure
     assert asked(other, "ask", 2) == [1, 2]
-    lease.release()
+    lease.close()
     assert asked(processes.lease(), "ask", 1) == [1], "it is not used again"
 
 
@@ -228,22 +228,22 @@ def test_what_cannot_be_passed_between_processes_is_told(processes: ProcessPool)
     assert asked(lease, "ask", 1) == [1]
 
 
-# -- release
+# -- close
 
 
 def test_a_process_that_was_released_is_used_again_without_its_object(processes: ProcessPool, tmp_path: Path) -> None:
     one, file = processes.lease(), tmp_path / "dropped"
     asked(one, "remember", str(file))
     assert not file.exists()
-    one.release()
-    one.release()
+    one.close()
+    one.close()
     assert eventually(file.exists)
     other = processes.lease()
 
     assert other.pid == one.pid
     assert asked(other, "ask", 2) == [2]
     assert processes.lease().pid != other.pid, "released once"
-    other.release()
+    other.close()
     os.kill(other.pid, signal.SIGKILL)
     assert eventually(lambda: not is_alive(other.pid))
     assert asked(processes.lease(), "ask", 1) == [1], "one that has ended meanwhile is not used again"
@@ -270,7 +270,7 @@ def test_close_leaves_no_process(clock: Clock, tmp_path: Path) -> None:
     leases = [processes.lease() for _ in range(4)]
     pids = [processes.server_pid, *children(processes.server_pid)]
     assert {asked(lease, "run", os.getpid) for lease in leases} < set(pids)
-    leases[0].release()
+    leases[0].close()
     assert all(map(is_alive, pids))
 
     hung(clock, leases[1], "hang", tmp_path)

@@ -14,7 +14,7 @@ import pytest
 
 from aitrain import ConfigError, Score, judges
 from aitrain.environment.judges.model_judge import quoted, stored_verdict
-from aitrain.execution.async_calls import run_async
+from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import CallFailed
 from tests.judges.conftest import JudgeModel, quoted_in
 
@@ -26,7 +26,7 @@ def rubric(served: JudgeModel, **settings: Any) -> judges.Rubric:
 
 
 def scored(judge: judges.Rubric, text: str = "4", **episode: Any) -> Score:
-    return run_async(judge(text, **{"prompt": "2 + 2?", **episode}))
+    return run_if_async(judge(text, **{"prompt": "2 + 2?", **episode}))
 
 
 def failure(judge: judges.Rubric, text: str = "4") -> tuple[str, str]:
@@ -150,7 +150,7 @@ def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel
     model.say = lambda body: "no"
     failure(rubric(model), "a private answer")
     model.say = lambda body: '{"score": 10}'
-    assert {score.score for score in run_async(together(rubric(model)))} == {1.0}
+    assert {score.score for score in run_if_async(together(rubric(model)))} == {1.0}
     assert len(model.asked) == 2  # the failure is not kept
     for count, settings in enumerate(({"model": "other"}, {"cache": False}), start=3):
         scored(rubric(model, **settings), "a private answer")
@@ -186,7 +186,7 @@ def by_length(body: dict[str, Any]) -> str:
 
 def ranked(model: JudgeModel, texts: list[str], **settings: Any) -> list[float | None]:
     judge = judges.Ranking(**{"url": model.url, "model": "judge", "rubric": "Shorter is better.", **settings})
-    return run_async(judge(texts, prompt="Say it."))
+    return run_if_async(judge(texts, prompt="Say it."))
 
 
 def test_answers_of_a_group_are_ranked_in_both_orders_and_equal_ones_score_equally(model: JudgeModel) -> None:

@@ -77,7 +77,7 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
         assert line[f"failed/{kind}"] == pytest.approx(found / cases / 4)
     assert line["unscored"] == 0.25
     assert line["reward"] == pytest.approx(sum(SCORES.values()) / 3)
-    with pytest.raises(EnvironmentFailed, match="More than 10% of the episodes failed in 3 batches in a row"):
+    with pytest.raises(EnvironmentFailed, match="Too few scores in 3 batches in a row"):
         train(Plain(), **options, max_steps=9, rl_max_failed=0.1)
 
 
@@ -85,7 +85,7 @@ def test_an_episode_that_has_no_score_is_left_out_of_its_group_and_counted_by_ki
 
 
 def test_what_was_learned_before_the_environment_stopped_working_is_saved(train: Train, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFailed, match=r"(?s)every episode of 3 batches in a row.*the board is gone"):
+    with pytest.raises(EnvironmentFailed, match=r"(?s)Too few scores in 3 batches in a row.*the board is gone"):
         train(Gone(calls=2 * 8), max_steps=20, project_name="gone", rl_check=False)
 
     folder = RunFolder(tmp_path / "runs" / "gone")
