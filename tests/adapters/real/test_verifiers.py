@@ -23,9 +23,12 @@ async def exact(completion, answer, parser):
 def short(completion):
     return max(0.0, 1 - len(completion[-1]["content"] or "") / 20)
 
+def broken(completion):
+    raise ValueError("no dictionary")
+
 def load_environment():
     rows = Dataset.from_list([{"question": f"{a}+{a}", "answer": str(2 * a)} for a in range(16)])
-    rubric = vf.Rubric(funcs=[exact, short], weights=[1.0, 0.5], parser=vf.Parser())
+    rubric = vf.Rubric(funcs=[exact, short, broken], weights=[1.0, 0.5, 0.0], parser=vf.Parser())
     return vf.ToolEnv(tools=[add], dataset=rows, rubric=rubric, max_turns=3)
 '''
 ADD_V1 = """
@@ -65,4 +68,5 @@ __all__ = ["AdditionTaskset"]
 )
 def test_five_steps_of_training(rl_env: str, flag: str, here: Path, train: Train) -> None:
     write(here, {"tools_env.py": TOOLS_ENV, "add_v1.py": ADD_V1})
-    assert all(record["metrics"] for record in train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5"))
+    records = train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5")
+    assert all("exact" in record["metrics"] and "broken" not in record["metrics"] for record in records)
