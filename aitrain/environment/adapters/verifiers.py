@@ -137,16 +137,14 @@ class VerifiersV1(VerifiersEnvironment):
 
     def build_dataset(self) -> list[Message]:
         """One row for each task, with the task's data in it."""
-        from verifiers.v1.dialects.chat import message_to_wire
+        from aitrain.environment.adapters.verifiers_harness import messages_of
 
         rows: list[Message] = []
         for data in (task.data for task in self.choose(self.tasks)):
             if self.system is not None:
                 data = data.model_copy(update={"system_prompt": self.system})
-            own = as_messages(data.prompt or [])
-            asks = own if isinstance(data.prompt, str) else list(map(message_to_wire, own))
-            prompt, answer = prompted(asks, data.system_prompt or None), getattr(data, "answer", None)
-            rows.append({"prompt": prompt, "answer": answer, "vf_data": data.model_dump(mode="json")})
+            answer = getattr(data, "answer", None)
+            rows.append({"prompt": messages_of(data), "answer": answer, "vf_data": data.model_dump(mode="json")})
         return rows
 
     async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:

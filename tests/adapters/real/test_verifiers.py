@@ -53,7 +53,8 @@ class AdditionTask(vf.Task[AdditionData]):
 class AdditionTaskset(vf.Taskset[AdditionTask, vf.TasksetConfig]):
     def load(self):
         for n in range(16):
-            yield AdditionTask(AdditionData(prompt=f"{n}+{n}=", answer=2 * n), self.config.task)
+            asked = [vf.SystemMessage(content="Own."), vf.UserMessage(content=f"{n}+{n}=")]
+            yield AdditionTask(AdditionData(prompt=asked, answer=2 * n), self.config.task)
 
 __all__ = ["AdditionTaskset"]
 """
@@ -68,5 +69,6 @@ __all__ = ["AdditionTaskset"]
 )
 def test_five_steps_of_training(rl_env: str, flag: str, here: Path, train: Train) -> None:
     write(here, {"tools_env.py": TOOLS_ENV, "add_v1.py": ADD_V1})
-    records = train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5")
+    records = train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5", system="Add.")
+    assert [message["content"] for message in records[0]["messages"] if message["role"] == "system"] == ["Add."]
     assert all("exact" in record["metrics"] and "broken" not in record["metrics"] for record in records)
