@@ -89,7 +89,7 @@ def test_episodes_at_once_have_a_session_each_and_fail_as_server_when_it_is_lost
         end(runner, sessions)
     assert [answer.messages[0]["content"] for answer in answers] == ["right"] * 10
     failure = sessions[10].failure
-    assert (failure.kind, "closed the session" in failure.message) == ("server", True)
+    assert (failure.kind, "closed it" in failure.message) == ("server", True)
 
 
 # -- answers as actions, observations as text

@@ -2,7 +2,7 @@
 
 FILES = {
     "verifiers/__init__.py": """
-import importlib, inspect, signal
+import importlib, signal
 from verifiers.types import UserMessage
 
 class Error(Exception): pass
@@ -16,16 +16,13 @@ class Rubric:
         self.funcs, self.weights, self.has_group_rewards = list(funcs), list(weights), False
         self.cleaned = []
 
+    def score_objects(self, state):
+        return {name: state[name] for name in ("prompt", "completion", "answer")}
+
     async def score_rollout(self, state):
         metrics = {}
         for function in self.funcs:
-            names = inspect.signature(function).parameters
-            given = {name: state[name] for name in ("prompt", "completion", "answer") if name in names}
-            try:
-                value = function(**given)
-                metrics[function.__name__] = float(await value if inspect.isawaitable(value) else value)
-            except Exception:
-                metrics[function.__name__] = 0.0
+            metrics[function.__name__] = await self._call_individual_reward_func(func=function, state=state)
         state["reward"] = sum(metrics[f.__name__] * w for f, w in zip(self.funcs, self.weights))
         state["metrics"] = metrics
 

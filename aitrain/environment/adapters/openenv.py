@@ -44,32 +44,20 @@ class OpenEnv(ServerEnvironment):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.requirements = replace(self.requirements, episodes_at_once=self.sessions)
-        self.tools: list[ToolJson] = []
 
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each case, with what its session is reset with."""
-        own = dict(self.reset or {})
         async with EnvServer(self.url) as server:
             self.read_schema((await server.json("GET", "/schema"))["action"])
-        if self.has_tools:
-            session = OpenEnvSession(self)
-            await session.open()
-            listed = await session.ask("step", data={"type": "list_tools"})
-            self.tools = tool_schemas(listed["observation"]["tools"])
-            await session.close()
         system = self.system
-        if system is None and not self.tools and self.text_field is None:
+        if system is None and not self.has_tools and self.text_field is None:
             system = f"Answer with a JSON object with these fields: {json.dumps(self.fields)}"
-        prompt = prompted([], system)
+        prompt, own = prompted([], system), self.reset or {}
         return [{"prompt": prompt, "reset": {**own, "seed": self.seed + number}} for number in range(self.size)]
 
-    def start(self, case: JsonObject) -> OpenEnvSession:
+    def start(self, reset: JsonObject) -> OpenEnvSession:
         """A session of the server."""
-        return OpenEnvSession(self, case["reset"])
-
-    def get_tools(self) -> list[ToolJson]:
-        """The tools of an MCP environment."""
-        return self.tools
+        return OpenEnvSession(self, reset)
 
     # -- answers as actions, observations as text
 
@@ -111,48 +99,35 @@ class OpenEnvSession(RewardedEpisode):
     """One session, which is one episode. It lasts as long as its connection: an episode whose connection is lost
     fails."""
 
-    _socket: Any = None
-
-    def __init__(self, owner: OpenEnv, reset: JsonObject | None = None) -> None:
+    def __init__(self, owner: OpenEnv, reset: JsonObject) -> None:
         super().__init__(owner.rewards)
-        self.owner, self.reset, self.server = owner, reset or {}, f"The OpenEnv server at {owner.url}"
+        self.owner, self.reset, self.server = owner, reset, f"The OpenEnv server at {owner.url}"
+        self.socket: Any = None
 
-    async def open(self) -> None:
-        """Connect.
-
-        Raises:
-            ConnectionError: there is no server.
-        """
-        from websockets.asyncio.client import connect
-        from websockets.exceptions import WebSocketException
-
-        url = self.owner.url
-        proxy = {"proxy": None} if is_local(url) else {}
-        try:
-            # without pings of ours, as a step may take longer than they wait; those of the server are answered
-            self._socket = await connect(
-                url.replace("http", "ws", 1) + "/ws",
-                open_timeout=CONNECT_SECONDS, max_size=None, ping_interval=None, **proxy,
-            )  # fmt: skip
-        except (OSError, WebSocketException) as error:
-            raise ConnectionError(f"{self.server} opens no session: {error}") from error
-
-    async def ask(self, kind: str, **data: JsonObject) -> JsonObject:
-        """The data of the answer to a message.
+    async def ask(self, kind: str, data: JsonObject) -> JsonObject:
+        """The data of the answer to a message; the first one connects.
 
         Raises:
             ActionRefusedError: the data do not fit the server's schema.
-            ConnectionError: the connection is lost, or the server has no session left.
+            ConnectionError: there is no server, it has no session left, or the connection is lost.
             RuntimeError: the environment raised.
         """
-        from websockets.exceptions import ConnectionClosed
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
+            if self.socket is None:
+                # without pings of ours, as a step may take longer than they wait; those of the server are answered
+                self.socket = await connect(
+                    self.owner.url.replace("http", "ws", 1) + "/ws",
+                    open_timeout=CONNECT_SECONDS, max_size=None, ping_interval=None,
+                    proxy=None if is_local(self.owner.url) else True,
+                )  # fmt: skip
             with suppress(ConnectionClosed):  # what the server said before it closed can still be read
-                await self._socket.send(json.dumps({"type": kind, **data}))
-            answer = json.loads(await self._socket.recv())
-        except ConnectionClosed as error:
-            raise ConnectionError(f"{self.server} closed the session: {error}") from error
+                await self.socket.send(json.dumps({"type": kind, "data": data}))
+            answer = json.loads(await self.socket.recv())
+        except (OSError, WebSocketException) as error:
+            raise ConnectionError(f"{self.server} opened no session, or closed it: {error}") from error
         content: JsonObject = answer["data"]
         if answer["type"] != "error":
             return content
@@ -173,13 +148,19 @@ class OpenEnvSession(RewardedEpisode):
         Raises:
             Exception: see `ask`.
         """
-        answer = await self.ask(kind, data=data)
+        answer = await self.ask(kind, data)
         self.add(answer)
         return self.owner.text_of(answer["observation"]), bool(answer.get("done"))
 
+    async def get_tools(self) -> list[ToolJson]:
+        """The tools of an MCP environment."""
+        if not self.owner.has_tools:
+            return []
+        listed = await self.ask("step", {"type": "list_tools"})
+        return tool_schemas(listed["observation"]["tools"])
+
     async def opening(self) -> str:
         """Begin the episode; returns the first observation."""
-        await self.open()
         return (await self.play("reset", self.reset))[0]
 
     async def step(self, reply: str, calls: Sequence[ToolCall]) -> object:
@@ -197,5 +178,5 @@ class OpenEnvSession(RewardedEpisode):
 
     async def close(self) -> None:
         """End the session."""
-        if self._socket is not None:
-            await self._socket.close()
+        if self.socket is not None:
+            await self.socket.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from aitrain.environment.adapters.env_server import (
 )
 from aitrain.environment.adapters.settings import JsonObject, prompted
 from aitrain.environment.completion_parser import ToolCall, ToolJson
+
+EVENT = re.compile(r"^event: ?(.*?)\r?\ndata: ?(.*?)\r?$", re.MULTILINE)
+"""Name and data of a server-sent event. JSON is on one line; only one space is left out, as it may begin with more."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -53,7 +57,7 @@ class OpenRewardSession(RewardedEpisode):
     async def get_tools(self) -> list[ToolJson]:
         """Begin the session; returns the task's tools, which are asked for first."""
         created = await self.server.ask("POST", "/create_session", {})
-        self.server.headers["X-Session-ID"] = dict(events_in(created.text))["task_id"].strip()
+        self.server.headers["X-Session-ID"] = dict(EVENT.findall(created.text))["task_id"]
         await self.server.ask("POST", "/create", self.task)
         listed = await self.server.json("GET", f"/{self.env}/task_tools")
         self.terminal = listed.get("terminal_tool")
@@ -78,9 +82,8 @@ class OpenRewardSession(RewardedEpisode):
             RuntimeError: the tool raised.
             ConnectionError: the server did not finish the call.
         """
-        await self.server.ask("POST", "/ping", may_fail=True)  # sessions without one for a quarter of an hour are ended
         response = await self.server.ask("POST", f"/{self.env}/call", {"name": call.name, "input": call.arguments})
-        events = list(events_in(response.text))
+        events = EVENT.findall(response.text)
         last = dict(events)
         if "error" in last:
             raise RuntimeError(f"the tool {call.name} raised on the server: {last['error']}")
@@ -93,7 +96,7 @@ class OpenRewardSession(RewardedEpisode):
             return f"error: {result['error']}", False
         output = result["output"]
         self.add(output)
-        return output["text"] if "text" in output else text_of(output["blocks"]), bool(output.get("finished"))
+        return text_of(output["blocks"]), bool(output.get("finished"))
 
     async def close(self) -> None:
         """End the session."""
@@ -101,14 +104,3 @@ class OpenRewardSession(RewardedEpisode):
             for path in ("/delete", "/delete_session"):
                 await self.server.ask("POST", path, may_fail=True)
         await self.server.aclose()
-
-
-def events_in(text: str) -> Iterator[tuple[str, str]]:
-    """The names and data of server-sent events."""
-    for block in text.replace("\r\n", "\n").split("\n\n"):
-        fields = [line.partition(":") for line in block.split("\n")]
-        names = [value.strip() for name, _, value in fields if name == "event"]
-        # one space only: the data may begin with others
-        data = "\n".join(value.removeprefix(" ") for name, _, value in fields if name == "data")
-        if names:
-            yield names[-1], data

@@ -15,13 +15,12 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from contextvars import ContextVar
 from dataclasses import replace
 from itertools import islice
 from typing import Any  # also for the objects of verifiers, which have no types here
 
 from aitrain.environment.adapters.settings import JsonMapping, PackageEnvironment, prompted
-from aitrain.environment.contract import Score, as_messages
+from aitrain.environment.contract import Score, arguments_for, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
 from aitrain.environment.user_modules import module_specs, package_files
@@ -44,28 +43,18 @@ class VerifiersEnvironment(PackageEnvironment):
         self.source_files = package_files(module) if module_specs(module) else []
 
 
-_raised: ContextVar[dict[str, tuple[float, Exception]]] = ContextVar("raised")
-"""What functions of the rubric raised at the scoring of one rollout, with their weights: the rubric makes it 0."""
-
-
-def watch_rubric(rubric: Any) -> None:
-    """Have the functions of a rubric, and of those in it, note what they raise."""
-    rubric.funcs[:] = [_watched(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True)]
-    for inner in (*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())):
-        watch_rubric(inner)
-
-
-def _watched(function: Any, weight: float) -> Any:
-    @functools.wraps(function)
-    async def watched(**given: Any) -> float:
-        try:
-            value = function(**given)
-            return float(await value if inspect.isawaitable(value) else value)
-        except Exception as error:
-            _raised.get()[function.__name__] = weight, error
+async def reward_of(rubric: Any, func: Any, state: Any) -> float:
+    """The reward that a function of a rubric gives, in place of the rubric's own method: that one makes 0 of whatever
+    the function raises. One without a weight may raise, and is left out of the metrics, see `not_measured`."""
+    try:
+        value = func(**arguments_for(func, rubric.score_objects(state)))
+        return float(await value if inspect.isawaitable(value) else value)
+    except Exception:
+        weights = [weight for one, weight in zip(rubric.funcs, rubric.weights, strict=True) if one is func]
+        if any(weights) or not weights:
             raise
-
-    return watched
+        state.setdefault("not_measured", []).append(func.__name__)
+        return 0.0
 
 
 class LegacyVerifiers(VerifiersEnvironment):
@@ -77,12 +66,11 @@ class LegacyVerifiers(VerifiersEnvironment):
         super().__post_init__()
         with on_stop_signals(signal.default_int_handler):  # it replaces them, and ours are put back
             self.env = verifiers.load_environment(self.id, **self.arguments)
-        rubric = self.env.rubric
-        if rubric.has_group_rewards:
+        if self.env.rubric.has_group_rewards:
             raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
         turns = getattr(self.env, "max_turns", None) or 0
         self.requirements = replace(self.requirements, max_turns=turns if turns > 0 else None)
-        watch_rubric(rubric)
+        verifiers.Rubric._call_individual_reward_func = reward_of  # of all rubrics, also of those in others
 
     def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
@@ -115,15 +103,12 @@ class LegacyVerifiers(VerifiersEnvironment):
             await client.close()
         if state.get("error") is not None:
             raise state["error"]
-        raised = dict[str, tuple[float, Exception]]()
-        _raised.set(raised)  # for the calling task
-        await self.env.rubric.score_rollout(state)
-        await self.env.rubric.cleanup(state)
-        for weight, error in raised.values():
-            if weight:
-                raise error
-        metrics = {name: value for name, value in state["metrics"].items() if name not in raised}
-        return Score(state["reward"], metrics)
+        try:
+            await self.env.rubric.score_rollout(state)
+        finally:
+            await self.env.rubric.cleanup(state)
+        unknown = state.get("not_measured", ())
+        return Score(state["reward"], {name: value for name, value in state["metrics"].items() if name not in unknown})
 
     async def close(self) -> None:
         """Release what the environment holds; verifiers would do it when the process ends."""
@@ -152,16 +137,14 @@ class VerifiersV1(VerifiersEnvironment):
 
     def build_dataset(self) -> list[Message]:
         """One row for each task, with the task's data in it."""
-        from verifiers.v1.dialects.chat import message_to_wire
+        from aitrain.environment.adapters.verifiers_harness import messages_of
 
         rows: list[Message] = []
         for data in (task.data for task in self.choose(self.tasks)):
             if self.system is not None:
                 data = data.model_copy(update={"system_prompt": self.system})
-            own = as_messages(data.prompt or [])
-            asks = own if isinstance(data.prompt, str) else list(map(message_to_wire, own))
-            prompt, answer = prompted(asks, data.system_prompt or None), getattr(data, "answer", None)
-            rows.append({"prompt": prompt, "answer": answer, "vf_data": data.model_dump(mode="json")})
+            answer = getattr(data, "answer", None)
+            rows.append({"prompt": messages_of(data), "answer": answer, "vf_data": data.model_dump(mode="json")})
         return rows
 
     async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:

@@ -5,34 +5,36 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
-from verifiers.v1.configs.harness import HarnessConfig
 from verifiers.v1.dialects.chat import message_to_wire
-from verifiers.v1.harness import Harness
+from verifiers.v1.harnesses.null import NullHarness
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 
+from aitrain.environment.adapters.settings import ChatMessage, prompted
 from aitrain.environment.completion_parser import parse_call
+from aitrain.environment.contract import as_messages
 
 
-class ChatLoopConfig(HarnessConfig):  # type: ignore[misc]
-    """Nothing can be set."""
+def messages_of(data: Any) -> list[ChatMessage]:
+    """The messages that a task begins with."""
+    asked = as_messages(data.prompt or [])
+    wired = asked if isinstance(data.prompt, str) else list(map(message_to_wire, asked))
+    return prompted(wired, data.system_prompt or None)
 
 
-class ChatLoop(Harness[ChatLoopConfig]):  # type: ignore[misc]
+class ChatLoop(NullHarness):  # type: ignore[misc]
     """Asks the model, runs the tools it calls, and asks again until it calls none."""
 
-    APPENDS_SYSTEM_PROMPT = SUPPORTS_MCP = SUPPORTS_RESUME = True
-    EXECUTES_CODE = NEEDS_CONTAINER = False
+    SUPPORTS_TOOL_INTERCEPTION = False
+
+    async def setup(self, runtime: Any) -> None:
+        """There is no program to install."""
 
     async def launch(
-        self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: dict[str, str],
-        data: Any, tool_interception_url: str | None = None,
-    ) -> Any:  # fmt: skip
+        self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: dict[str, str], data: Any
+    ) -> Any:
         """Run the loop against verifiers' own address, which records the conversation."""
-        system, prompt = self.resolve_prompt(data)
-        messages = [{"role": "system", "content": system}] if system else []
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or ())
-        messages += asked
+        messages = messages_of(data)
         servers_of_tools = {name: {"url": url, "timeout": 60} for name, url in mcp_urls.items()}
         async with AsyncExitStack() as stack:
             tools, dispatch, servers = await connect_mcp({"mcpServers": servers_of_tools}, stack, set())

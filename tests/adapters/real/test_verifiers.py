@@ -23,9 +23,12 @@ async def exact(completion, answer, parser):
 def short(completion):
     return max(0.0, 1 - len(completion[-1]["content"] or "") / 20)
 
+def broken(completion):
+    raise ValueError("no dictionary")
+
 def load_environment():
     rows = Dataset.from_list([{"question": f"{a}+{a}", "answer": str(2 * a)} for a in range(16)])
-    rubric = vf.Rubric(funcs=[exact, short], weights=[1.0, 0.5], parser=vf.Parser())
+    rubric = vf.Rubric(funcs=[exact, short, broken], weights=[1.0, 0.5, 0.0], parser=vf.Parser())
     return vf.ToolEnv(tools=[add], dataset=rows, rubric=rubric, max_turns=3)
 '''
 ADD_V1 = """
@@ -50,7 +53,8 @@ class AdditionTask(vf.Task[AdditionData]):
 class AdditionTaskset(vf.Taskset[AdditionTask, vf.TasksetConfig]):
     def load(self):
         for n in range(16):
-            yield AdditionTask(AdditionData(prompt=f"{n}+{n}=", answer=2 * n), self.config.task)
+            asked = [vf.SystemMessage(content="Own."), vf.UserMessage(content=f"{n}+{n}=")]
+            yield AdditionTask(AdditionData(prompt=asked, answer=2 * n), self.config.task)
 
 __all__ = ["AdditionTaskset"]
 """
@@ -65,4 +69,6 @@ __all__ = ["AdditionTaskset"]
 )
 def test_five_steps_of_training(rl_env: str, flag: str, here: Path, train: Train) -> None:
     write(here, {"tools_env.py": TOOLS_ENV, "add_v1.py": ADD_V1})
-    assert all(record["metrics"] for record in train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5"))
+    records = train(rl_env, "--rl-max-new-tokens=16", flag, score_range="0,1.5", system="Add.")
+    assert [message["content"] for message in records[0]["messages"] if message["role"] == "system"] == ["Add."]
+    assert all("exact" in record["metrics"] and "broken" not in record["metrics"] for record in records)
