@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, TypeAdapter
 
 from aitrain.environment.completion_parser import ToolJson, clean, parse_call, short
-from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
+from aitrain.environment.http_server import RefusedRequestError, http_server, with_token
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.environment.tools import InvalidToolError, shown_tool
 from aitrain.errors import EpisodeTruncated
@@ -160,7 +160,7 @@ class EndpointServer:
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)  # all episodes of a batch may connect at once
         self.address = listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        run = http_server(with_token(self._answer, self.key, _openai_error)).run
+        run = http_server(with_token(self._answer, self.key)).run
         threading.Thread(target=run, args=([listener],), name="environment-endpoint", daemon=True).start()
 
     async def _answer(self, request: Request) -> Response:
@@ -172,7 +172,7 @@ class EndpointServer:
             raise RefusedRequestError(404, "no such episode, or it is over: use endpoint.base_url", "episode_over")
         if request.method == "GET" or path != "v1/chat/completions":
             raise RefusedRequestError(404, f"there is no {request.method} /{path}: only /v1/chat/completions")
-        body = await json_body(request)
+        body = await request.json()
         model = body.get("model")
         if model not in MODELS:
             what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
@@ -191,11 +191,6 @@ class EndpointServer:
         choice = {"index": 0, "message": episode.message_of(turn), "finish_reason": end, "logprobs": None}
         head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": int(time.time())}
         return JSONResponse({**head, "model": model, "choices": [choice], "usage": usage})
-
-
-def _openai_error(error: RefusedRequestError) -> Message:
-    kind = "authentication_error" if error.status == 401 else "invalid_request_error"
-    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
 
 
 _servers: dict[int, EndpointServer] = {}

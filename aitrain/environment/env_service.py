@@ -13,11 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body, with_token
+from aitrain.environment.http_server import RefusedRequestError, http_server, with_token
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.served_environment import (
     EnvCall,
     EnvDescription,
+    JsonObject,
     decode,
     encode,
     env_token,
@@ -76,7 +77,7 @@ class EnvService:
         self._description = encode(asdict(self.description))
         listener = socket.create_server((self.host, self.port), backlog=1024)
         host = socket.gethostname() if self.host == "0.0.0.0" else self.host
-        server = http_server(with_token(self._answer, env_token(), lambda error: {"error": str(error)}))
+        server = http_server(with_token(self._answer, env_token()))
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
             on_ready(f"http://{host}:{listener.getsockname()[1]}")
@@ -95,7 +96,7 @@ class EnvService:
         if request.method == "GET":
             return Response(self._description, media_type="application/json")
         path = request.url.path
-        body = await json_body(request)
+        body = await request.json()
         if path == "/v1/close":
             episode = self._episodes.pop(str(body.get("session")), None)
             await self.runner.end([episode] if episode else [])

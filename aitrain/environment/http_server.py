@@ -5,9 +5,8 @@ imported when one starts.
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from aitrain.errors import AitrainError
@@ -41,12 +40,6 @@ def is_local(url: str) -> bool:
     return urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
 
 
-JsonObject = dict[str, Any]
-
-MAX_BODY = 64 << 20
-"""Maximum bytes of a request."""
-
-
 class RefusedRequestError(AitrainError, ValueError):
     """A request that is not answered; `status` is that of HTTP, and `code` that of OpenAI's errors."""
 
@@ -74,9 +67,9 @@ def http_server(answer: Answer) -> uvicorn.Server:
     )  # fmt: skip
 
 
-def with_token(answer: Answer, token: str, error_body: Callable[[RefusedRequestError], JsonObject]) -> Answer:
+def with_token(answer: Answer, token: str) -> Answer:
     """`answer` for requests with this token, which pages in a browser and other users of the machine lack. What it
-    raises becomes a response with `error_body`."""
+    raises becomes a response with an error in OpenAI's form."""
     from starlette.responses import JSONResponse
 
     async def answered(request: Request) -> Response:
@@ -89,24 +82,7 @@ def with_token(answer: Answer, token: str, error_body: Callable[[RefusedRequestE
             refused = error
         except Exception as error:  # a client that gets no answer, or status 500, asks again
             refused = RefusedRequestError(400, f"the request failed: {describe_error(error)}")
-        return JSONResponse(error_body(refused), refused.status)
+        said = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
+        return JSONResponse({"error": said}, refused.status)
 
     return answered
-
-
-async def json_body(request: Request) -> JsonObject:
-    """The JSON object in a request.
-
-    Raises:
-        RefusedRequestError: there is none, or it has more than MAX_BODY bytes.
-        ValueError: it is not JSON.
-    """
-    received = bytearray()
-    async for part in request.stream():
-        received += part
-        if len(received) > MAX_BODY:
-            raise RefusedRequestError(413, f"a request has at most {MAX_BODY} bytes")
-    body = json.loads(received)
-    if not isinstance(body, dict):
-        raise RefusedRequestError(400, "the body is not a JSON object")
-    return body
