@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from aitrain.errors import AitrainError
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.execution.user_code import describe_error
 from aitrain.redaction import redact
 
@@ -23,13 +23,13 @@ def check_url(url: str, key_variable: str) -> str:
     """The URL without a slash at its end.
 
     Raises:
-        ValueError: it is none, or holds credentials, which belong into an environment variable.
+        ConfigError: it is none, or holds credentials, which belong into an environment variable.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000.")
+        raise ConfigError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000.")
     if "@" in parts.netloc or redact(url) != url:
-        raise ValueError(
+        raise ConfigError(
             f"the URL of {parts.hostname} holds credentials\nPut the key into an environment variable: {key_variable}."
         )
     return url.rstrip("/")

@@ -305,10 +305,7 @@ def connect(urls: str, /) -> ServedEnvironment:
         ConfigError: a URL is wrong or holds credentials, or there is no token.
         EnvironmentFailed: a server does not answer, or serves another environment than the first.
     """
-    try:
-        addresses = [check_url(url.strip(), TOKEN_VARIABLE) for url in urls.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"rl_env: {error}") from None
+    addresses = [check_url(url.strip(), TOKEN_VARIABLE) for url in urls.split(",")]
     descriptions = list(map(_described, addresses))
     first = descriptions[0]
     for url, other in zip(addresses, descriptions, strict=True):

@@ -132,8 +132,6 @@ class ServerEnvironment(AdaptedEnvironment):
     def __post_init__(self) -> None:
         if self.rewards not in ("sum", "last"):
             raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.rewards}")
-        try:  # before any other message shows the URL
-            self.url = check_url(self.id, "servers that want a key are not supported")
-        except ValueError as error:
-            raise ConfigError(f"rl_env: {error}") from None
+        # before any other message shows the URL
+        self.url = check_url(self.id, "servers that want a key are not supported")
         super().__post_init__()
