@@ -16,7 +16,6 @@ import httpx
 from pydantic import TypeAdapter
 
 from aitrain import activity
-from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import ENV_KINDS, Case, ScoreResult
 from aitrain.environment.http_server import check_url
 from aitrain.environment.requirements import EnvRequirements
@@ -26,6 +25,7 @@ from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.deadline_pool import CANCELLED
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.task import Outcome, Task, current_task, is_abandoned, paused
+from aitrain.execution.user_code import describe_error
 
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
@@ -137,20 +137,19 @@ def _http(process: int) -> httpx.Client:
     return httpx.Client(trust_env=False, limits=limits, headers={"Content-Type": "application/json"})
 
 
-class UnreachedError(ConnectionError):
-    """A server that did not get the request."""
+UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout)
+"""Errors of a request that the server did not get."""
 
 
-class RefusedCallError(ConnectionError):
-    """A server that refused the request."""
+class RefusedCallError(httpx.HTTPError):
+    """The server refused a request."""
 
 
 def exchange(kind: type[T], url: str, path: str, call: EnvCall | None = None) -> T:
     """What a server answers to a call; without one, to a GET.
 
     Raises:
-        UnreachedError, RefusedCallError: it did not get the request, or refused it.
-        ConnectionError: it does not answer.
+        httpx.HTTPError: it refused the request, or did not answer; one of UNREACHED if it did not get it.
         ValueError: its answer has another form.
         CallFailed: the calling task was abandoned meanwhile.
     """
@@ -158,22 +157,16 @@ def exchange(kind: type[T], url: str, path: str, call: EnvCall | None = None) ->
     timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
     headers = {"Authorization": f"Bearer {env_token()}"}
     received = bytearray()
-    try:
-        with _http(os.getpid()).stream(method, url + path, content=body, headers=headers, timeout=timeout) as response:
-            for part in response.iter_bytes():
-                received += part
-                activity.own.tick()  # the server is alive, and has deadlines of its own
-                if is_abandoned():
-                    raise CallFailed(CANCELLED)
-    except httpx.TransportError as error:
-        of_error = UnreachedError if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)) else ConnectionError
-        what = f"{type(error).__name__} {error}".strip()
-        raise of_error(f"the environment's server at {url} cannot be reached: {what}") from error
+    with _http(os.getpid()).stream(method, url + path, content=body, headers=headers, timeout=timeout) as response:
+        for part in response.iter_bytes():
+            received += part
+            activity.own.tick()  # the server is alive, and has deadlines of its own
+            if is_abandoned():
+                raise CallFailed(CANCELLED)
     if "json" not in response.headers.get("Content-Type", ""):  # of a proxy that does not reach it
-        raise UnreachedError(f"{url} answers with status {response.status_code}, and not in JSON")
+        raise httpx.ConnectError(f"status {response.status_code}, and not in JSON")
     if response.is_error:
-        said = received.decode(errors="replace")[:500]
-        raise RefusedCallError(f"{url}{path} was refused with status {response.status_code}: {said}")
+        raise RefusedCallError(f"status {response.status_code}: {received.decode(errors='replace')}")
     return decode(kind, json.loads(received))
 
 
@@ -208,7 +201,7 @@ class ServedSession:
     def close(self) -> None:
         """End the session."""
         if self._url:
-            with suppress(ConnectionError):  # the server ends sessions that have no more calls
+            with suppress(httpx.HTTPError):  # the server ends sessions that have no more calls
                 exchange(dict, self._url, "/v1/close", self.first)
 
     def call(self, path: str, kind: type[Outcome[T]], **arguments: Any) -> T:
@@ -221,8 +214,9 @@ class ServedSession:
         try:
             with paused():
                 answer = self._send(kind, path, replace(self.first, timeout=task.timeout, **arguments))
-        except (ConnectionError, ValueError) as error:
-            raise CallFailed(Failure("server", f"was not answered: {error}"[:500])) from error
+        except (httpx.HTTPError, ValueError) as error:
+            what = f"was not answered by {self._url or ', '.join(self.urls)}: {describe_error(error)}"
+            raise CallFailed(Failure("server", what)) from error
         task.add_seconds(answer.seconds)
         if answer.failure is not None:
             raise CallFailed(answer.failure)
@@ -244,7 +238,7 @@ class ServedSession:
                 refusals += 1
                 if self._url or refusals >= len(self.urls):
                     raise
-            except UnreachedError:
+            except UNREACHED:
                 if time.monotonic() > until or is_abandoned():
                     raise
                 time.sleep(RETRY_SECONDS)
@@ -319,9 +313,9 @@ def connect(urls: str, /) -> ServedEnvironment:
 def _described(url: str) -> EnvDescription:
     try:
         return exchange(EnvDescription, url, "/v1/environment")
-    except (ConnectionError, ValueError) as error:
+    except (httpx.HTTPError, ValueError) as error:
         raise EnvironmentFailed(
-            f"The environment at {url} cannot be used: {short(str(error), 300)}\n"
+            f"The environment at {url} cannot be used: {describe_error(error)}\n"
             f"Start it with this version of aitrain and the same {TOKEN_VARIABLE}: aitrain env serve ENV --port PORT"
         ) from error
 

@@ -136,13 +136,13 @@ def test_a_call_whose_answer_is_lost_is_missing_data_and_not_made_again(monkeypa
         def lose_the_first(*given: Any, **named: Any) -> Any:
             found = exchange(*given, **named)
             if environment.count == 1:
-                raise ConnectionResetError("lost")
+                raise httpx.ReadError("lost")
             return found
 
         monkeypatch.setattr(served_environment, "exchange", lose_the_first)
         played, _ = play_with_notes(client, Scripted(answer), of=cases[:2], rl_env_workers=1)
     assert [episode.result.score for episode in played] == [None, 0.02]
-    assert "was not answered: lost" in played[0].failure_message
+    assert "ReadError: lost" in played[0].failure_message
 
 
 def test_a_call_that_takes_longer_than_the_silence_of_a_lost_server_is_answered(
@@ -276,7 +276,7 @@ def test_servers_of_another_protocol_or_of_different_environments_are_refused() 
         server.service._description = json.dumps({**json.loads(server.service._description), "protocol": 9}).encode()
         with pytest.raises(EnvironmentFailed, match="protocol Input should be 8"):
             connect(server.url)
-    with pytest.raises(EnvironmentFailed, match=r"cannot be reached.*\nStart it with .* aitrain env serve"):
+    with pytest.raises(EnvironmentFailed, match=r"cannot be used: ConnectError.*\nStart it with .* aitrain env serve"):
         connect(server.url)
 
 
