@@ -152,7 +152,7 @@ def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel
     model.say = lambda body: '{"score": 10}'
     assert {score.score for score in run_async(together(rubric(model)))} == {1.0}
     assert len(model.asked) == 2  # the failure is not kept
-    for count, settings in enumerate(({"model": "other"}, {"cache": False}), start=3):
+    for count, settings in enumerate(({"model": "other"}, {"cache": "other.sqlite"}), start=3):
         scored(rubric(model, **settings), "a private answer")
         assert len(model.asked) == count
     assert b"private" not in (here / "judge_cache.sqlite").read_bytes()
