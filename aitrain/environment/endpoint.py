@@ -147,9 +147,6 @@ def _comparable(message: Message) -> tuple[object, ...]:
     return message.get("role"), message.get("content", "").strip(), calls, message.get("name")
 
 
-MODELS = ("policy", "policy-untrained")
-
-
 class EndpointServer:
     """An OpenAI-compatible server on 127.0.0.1 whose model is the policy: one for each process, with a path for each
     episode. `key` is what clients send as API key. Sampling settings of requests are not used."""
@@ -174,12 +171,12 @@ class EndpointServer:
             raise RefusedRequestError(404, f"there is no {request.method} /{path}: only /v1/chat/completions")
         body = await request.json()
         model = body.get("model")
-        if model not in MODELS:
+        if model not in (Endpoint.model, Endpoint.untrained_model):
             what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
             raise RefusedRequestError(404, what, "model_not_found")
         if body.get("n") not in (None, 1) or body.get("stream"):
             raise RefusedRequestError(400, "n must be 1, and stream false: an episode has one answer to each request")
-        asked = ChatRequest.of(body.get("messages"), body.get("tools"), model == MODELS[0])
+        asked = ChatRequest.of(body.get("messages"), body.get("tools"), model == Endpoint.model)
         try:
             turn = await asyncio.wrap_future(episode.ask(asked))
         except EpisodeTruncated as error:
@@ -219,9 +216,9 @@ def running_address() -> object:
 class Endpoint:
     """The policy in a `rollout`, and its address for clients of OpenAI's API."""
 
-    model = MODELS[0]
+    model = "policy"
     """Name of the policy, whose answers are trained."""
-    untrained_model = MODELS[1]
+    untrained_model = "policy-untrained"
     """Name of the policy for other conversations, which are not trained."""
 
     def __init__(self, is_async: bool) -> None:

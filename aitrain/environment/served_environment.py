@@ -107,7 +107,7 @@ def encode(value: EnvDescription | EnvCall | Outcome[Any]) -> bytes:
     Raises:
         TypeError: something in it cannot be written as JSON.
     """
-    return json.dumps(asdict(value), separators=(",", ":")).encode()
+    return json.dumps(asdict(value)).encode()
 
 
 def decode(kind: type[T], value: object) -> T:

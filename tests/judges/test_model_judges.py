@@ -113,7 +113,7 @@ def test_an_answer_cannot_end_its_quotation_or_write_control_tokens(attack: str)
         ([429, 503, '{"score": 10}'], 3, ""),
         ([500] * 3, 3, "status 500"),
         ([401], 1, "JUDGE_SECRET"),
-        ([{"choices": []}], 1, "no chat completion"),
+        ([{"choices": []}], 1, "no verdict"),
     ],
 )
 def test_a_busy_server_is_asked_again_and_one_that_fails_is_missing_data(

@@ -17,12 +17,12 @@ import httpx
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
-from aitrain.environment.completion_parser import THINK
+from aitrain.environment.completion_parser import THINK, short
 from aitrain.environment.contract import Prompt
 from aitrain.environment.http_server import check_url
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.user_code import own_files
+from aitrain.execution.user_code import describe_error, own_files
 from aitrain.redaction import redact
 
 VARIABLE, OFFLINE = "AITRAIN_JUDGES", "offline"
@@ -249,15 +249,10 @@ class ModelJudge(JudgeServer, frozen=True):
 
     async def _asked(self, body: Mapping[str, Any], reply: TypeAdapter[Any]) -> list[Any]:
         answer = await self.post("/chat/completions", body)
-        try:
-            said = str(answer["choices"][0]["message"]["content"] or "")
-        except (LookupError, TypeError):
-            problem = f"the judge at {self.url} gave no chat completion: {str(answer)[:200]}"
-            raise CallFailed(Failure("server", problem)) from None
-        text = (THINK.split(said)[1] or "").strip()
-        fenced = FENCE.match(text)
         try:  # all of the reply must be one JSON object, thoughts before it and a fence around it aside
+            text = (THINK.split(answer["choices"][0]["message"]["content"])[1] or "").strip()
+            fenced = FENCE.match(text)
             return list(reply.validate_json(fenced[1] if fenced else text).values())
-        except ValueError as error:
-            what = f"{said.strip()[:80]!r}: {' '.join(str(error).split())[:200]}"
-            raise CallFailed(Failure("server", f"the reply of the judge {self.model} is no verdict: {what}")) from None
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            what = f"{short(str(answer), 300)}: {describe_error(error)}"
+            raise CallFailed(Failure("server", f"the judge {self.model} gave no verdict: {what}")) from None
