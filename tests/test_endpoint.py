@@ -113,7 +113,8 @@ def test_a_wrong_request_is_refused_in_openais_format_and_the_episode_goes_on_un
     episode = play_one(ByHttp(body), echo())
     assert (episode.result.score, episode.failure_message) == (1.0, "")
     with client_of(used[0]) as client:
-        assert refused(client.get("/models")) == (404, "episode_over")
+        late = client.post("/chat/completions", json={"model": "policy", "messages": [user("late")]})
+        assert refused(late) == (410, "episode_over")
 
 
 # -- many at once

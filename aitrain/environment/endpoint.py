@@ -23,13 +23,14 @@ from functools import cached_property
 from itertools import count, zip_longest
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, TypeAdapter
 
 from aitrain.environment.completion_parser import ToolJson, clean, parse_call, short
 from aitrain.environment.http_server import RefusedRequestError, http_server, with_token
 from aitrain.environment.session import AssistantTurn, Message
-from aitrain.environment.tools import InvalidToolError, shown_tool
+from aitrain.environment.tools import shown_tool
 from aitrain.errors import EpisodeTruncated
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class ChatRequest:
             if tools is not None:
                 dumped = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
                 schemas = tuple(shown_tool(tool).schema for tool in dumped)
-        except (ValueError, TypeError, AttributeError, InvalidToolError) as error:
+        except Exception as error:
             raise RefusedRequestError(400, f"messages or tools: {short(str(error), 300)}") from None
         return cls(read, schemas, is_trained)
 
@@ -153,7 +154,7 @@ class EndpointServer:
 
     def __init__(self) -> None:
         self.key = secrets.token_urlsafe(24)
-        self.episodes: dict[str, Endpoint] = {}
+        self.episodes = WeakValueDictionary[str, Endpoint]()
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)  # all episodes of a batch may connect at once
         self.address = listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
@@ -292,10 +293,8 @@ class Endpoint:
         return []
 
     def close(self) -> None:
-        """Forget the address, and refuse the requests that wait, and all later ones."""
+        """Refuse the requests that wait, and all later ones."""
         self._is_closed = True  # before what waits is refused: `ask` looks after it has put a request
-        if "base_url" in vars(self):
-            endpoint_server().episodes.pop(self._path, None)
         with suppress(Empty):
             while True:
                 request = self._requests.get_nowait()
