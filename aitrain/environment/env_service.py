@@ -89,7 +89,7 @@ class EnvService:
             await self.runner.end(list(self._episodes.values()))
 
     async def _answer(self, request: Request) -> Response:
-        from starlette.responses import Response, StreamingResponse
+        from starlette.responses import JSONResponse, Response, StreamingResponse
 
         if request.method == "GET":
             return Response(self._description, media_type="application/json")
@@ -97,7 +97,7 @@ class EnvService:
         if path == "/v1/close":
             episode = self._episodes.pop(call.session, None)
             await self.runner.end([episode] if episode else [])
-            return Response(b"{}", media_type="application/json")
+            return JSONResponse({})
         answer = self.answer(self.made(path, call))
         return StreamingResponse(answer, media_type="application/json", headers={"X-Accel-Buffering": "no"})
 

@@ -276,8 +276,8 @@ class ServedEnvironment:
 
     def served_source(self) -> list[dict[str, str]]:
         """The environment's files, each with `name` and `text`; only names inside of a folder."""
-        paths = [(PurePosixPath(file["name"]), file) for file in self.description.source]
-        return [file for path, file in paths if not path.is_absolute() and ".." not in path.parts]
+        given = self.description.source
+        return [file for file in given if not file["name"].startswith("/") and ".." not in file["name"]]
 
     def close(self) -> None:
         """No-op: the servers keep their environment."""
