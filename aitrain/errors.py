@@ -9,7 +9,7 @@
             CannotWriteError        the disk is full or read-only
             DivergedError           loss, gradients or weights are NaN or inf
             ServerFailed            a vLLM server failed one process; raised on all of them
-            ServerRefusedError      a server of vLLM or of an environment answered a request with a 4xx status
+            ServerRefusedError      a vLLM server answered a request with a 4xx status
         WorseError              4   compare --fail-if-worse: a model is worse; reproduce: a run is not the same
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv.py
@@ -95,7 +95,7 @@ class ServerFailed(RunFailed):
 
 
 class ServerRefusedError(RunFailed):
-    """A server that works, of vLLM or of an environment, refused a request; `status` is the HTTP status."""
+    """A vLLM server that works refused a request; `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -23,13 +23,14 @@ from functools import cached_property
 from itertools import count, zip_longest
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, TypeAdapter
 
 from aitrain.environment.completion_parser import ToolJson, clean, parse_call, short
-from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
+from aitrain.environment.http_server import RefusedRequestError, http_server, with_token
 from aitrain.environment.session import AssistantTurn, Message, wrong_type
-from aitrain.environment.tools import InvalidToolError, shown_tool
+from aitrain.environment.tools import shown_tool
 from aitrain.errors import EpisodeTruncated
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class ChatRequest:
             if tools is not None:
                 dumped = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
                 schemas = tuple(shown_tool(tool).schema for tool in dumped)
-        except (ValueError, TypeError, AttributeError, InvalidToolError) as error:
+        except Exception as error:
             raise RefusedRequestError(400, f"messages or tools: {short(str(error), 300)}") from None
         return cls(read, schemas, is_trained)
 
@@ -145,20 +146,17 @@ def _comparable(message: Message) -> tuple[object, ...]:
     return message.get("role"), message.get("content", "").strip(), calls, message.get("name")
 
 
-MODELS = ("policy", "policy-untrained")
-
-
 class EndpointServer:
     """An OpenAI-compatible server on 127.0.0.1 whose model is the policy: one for each process, with a path for each
     episode. `key` is what clients send as API key. Sampling settings of requests are not used."""
 
     def __init__(self) -> None:
         self.key = secrets.token_urlsafe(24)
-        self.episodes: dict[str, Endpoint] = {}
+        self.episodes = WeakValueDictionary[str, Endpoint]()
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)  # all episodes of a batch may connect at once
         self.address = listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        run = http_server(with_token(self._answer, self.key, _openai_error)).run
+        run = http_server(with_token(self._answer, self.key)).run
         threading.Thread(target=run, args=([listener],), name="environment-endpoint", daemon=True).start()
 
     async def _answer(self, request: Request) -> Response:
@@ -170,14 +168,14 @@ class EndpointServer:
             raise RefusedRequestError(404, "no such episode, or it is over: use endpoint.base_url", "episode_over")
         if request.method == "GET" or path != "v1/chat/completions":
             raise RefusedRequestError(404, f"there is no {request.method} /{path}: only /v1/chat/completions")
-        body = await json_body(request)
+        body = await request.json()
         model = body.get("model")
-        if model not in MODELS:
+        if model not in (Endpoint.model, Endpoint.untrained_model):
             what = f"there is no model {model}: use endpoint.model or endpoint.untrained_model"
             raise RefusedRequestError(404, what, "model_not_found")
         if body.get("n") not in (None, 1) or body.get("stream"):
             raise RefusedRequestError(400, "n must be 1, and stream false: an episode has one answer to each request")
-        asked = ChatRequest.of(body.get("messages"), body.get("tools"), model == MODELS[0])
+        asked = ChatRequest.of(body.get("messages"), body.get("tools"), model == Endpoint.model)
         try:
             turn = await asyncio.wrap_future(episode.ask(asked))
         except EpisodeTruncated as error:
@@ -189,11 +187,6 @@ class EndpointServer:
         choice = {"index": 0, "message": episode.message_of(turn), "finish_reason": end, "logprobs": None}
         head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": int(time.time())}
         return JSONResponse({**head, "model": model, "choices": [choice], "usage": usage})
-
-
-def _openai_error(error: RefusedRequestError) -> Message:
-    kind = "authentication_error" if error.status == 401 else "invalid_request_error"
-    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
 
 
 _servers: dict[int, EndpointServer] = {}
@@ -222,9 +215,9 @@ def running_address() -> object:
 class Endpoint:
     """The policy in a `rollout`, and its address for clients of OpenAI's API."""
 
-    model = MODELS[0]
+    model = "policy"
     """Name of the policy, whose answers are trained."""
-    untrained_model = MODELS[1]
+    untrained_model = "policy-untrained"
     """Name of the policy for other conversations, which are not trained."""
 
     def __init__(self, is_async: bool) -> None:
@@ -298,10 +291,8 @@ class Endpoint:
         return []
 
     def close(self) -> None:
-        """Forget the address, and refuse the requests that wait, and all later ones."""
+        """Refuse the requests that wait, and all later ones."""
         self._is_closed = True  # before what waits is refused: `ask` looks after it has put a request
-        if "base_url" in vars(self):
-            endpoint_server().episodes.pop(self._path, None)
         with suppress(Empty):
             while True:
                 request = self._requests.get_nowait()

@@ -8,12 +8,11 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.http_server import JsonObject, RefusedRequestError, http_server, json_body, with_token
+from aitrain.environment.http_server import RefusedRequestError, http_server, with_token
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.served_environment import (
     EnvCall,
@@ -73,10 +72,10 @@ class EnvService:
             ConfigError: there is no token.
         """
         # before there are clients, who take a server that is silent for lost: with many rows it takes long
-        self._description = encode(asdict(self.description))
+        self._description = encode(self.description)
         listener = socket.create_server((self.host, self.port), backlog=1024)
         host = socket.gethostname() if self.host == "0.0.0.0" else self.host
-        server = http_server(with_token(self._answer, env_token(), lambda error: {"error": str(error)}))
+        server = http_server(with_token(self._answer, env_token()))
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
             on_ready(f"http://{host}:{listener.getsockname()[1]}")
@@ -90,17 +89,16 @@ class EnvService:
             await self.runner.end(list(self._episodes.values()))
 
     async def _answer(self, request: Request) -> Response:
-        from starlette.responses import Response, StreamingResponse
+        from starlette.responses import JSONResponse, Response, StreamingResponse
 
         if request.method == "GET":
             return Response(self._description, media_type="application/json")
-        path = request.url.path
-        body = await json_body(request)
+        path, call = request.url.path, decode(EnvCall, await request.json())
         if path == "/v1/close":
-            episode = self._episodes.pop(str(body.get("session")), None)
+            episode = self._episodes.pop(call.session, None)
             await self.runner.end([episode] if episode else [])
-            return Response(b"{}", media_type="application/json")
-        answer = self.answer(self.made(path, body))
+            return JSONResponse({})
+        answer = self.answer(self.made(path, call))
         return StreamingResponse(answer, media_type="application/json", headers={"X-Accel-Buffering": "no"})
 
     # -- calls
@@ -118,17 +116,14 @@ class EnvService:
         finally:
             making.cancel()
 
-    def made(self, path: str, body: JsonObject) -> Coroutine[Any, Any, Outcome[Any]]:
+    def made(self, path: str, call: EnvCall) -> Coroutine[Any, Any, Outcome[Any]]:
         """The call that a POST request asks for, which begins when it is awaited.
 
         Raises:
             RefusedRequestError: the request is wrong.
-            ValueError: it has another form.
         """
-        call = decode(EnvCall, body)
         if call.environment != self.description.id:
-            what = f"({self.description.name}, {len(self.description.rows)} rows)"
-            raise RefusedRequestError(409, f"this server now serves another environment {what}")
+            raise RefusedRequestError(409, "this server now serves another environment")
         runner, episode = self.runner, self._episodes.get(call.session)
         if episode is None:
             if path == "/v1/respond" or (path == "/v1/score" and runner.has_sessions):
@@ -137,16 +132,14 @@ class EnvService:
                 what = f"{runner.pool.abandoned} calls hang at {runner.pool.last_hang}"
                 raise RefusedRequestError(503, f"{what}: restart with --rl-env-isolation process, which ends them")
             episode = ClientEpisode(self.cases[call.case], call.seed)
-        case, session = episode.case, episode.session
+        case = episode.case
+        session: Any = episode.session  # None before it is opened
         jobs: dict[str, Callable[[], Any]] = {
-            "/v1/open": partial(runner.open_session, case, episode.seed),
-            "/v1/score": partial(runner.score_session, session, Transcript(case, call.completion, call.thought)),
-            "/v1/score_group": partial(runner.score_members, Group(case, call.members)),
+            "/v1/open": lambda: runner.open_session(case, call.seed),
+            "/v1/respond": lambda: session.respond(call.turn),
+            "/v1/score": lambda: runner.score_session(session, Transcript(case, call.completion, call.thought)),
+            "/v1/score_group": lambda: runner.score_members(Group(case, call.members)),
         }
-        if session is not None and call.turn is not None:
-            jobs["/v1/respond"] = partial(session.respond, call.turn)
-        if path not in jobs:
-            raise RefusedRequestError(404, f"there is no {path}; /v1/respond needs an open session and a turn")
         return self._make(call, episode, jobs[path])
 
     async def _make(self, call: EnvCall, episode: ClientEpisode, job: Callable[[], Any]) -> Outcome[Any]:

@@ -5,12 +5,11 @@ imported when one starts.
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from aitrain.errors import AitrainError
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.execution.user_code import describe_error
 from aitrain.redaction import redact
 
@@ -24,13 +23,13 @@ def check_url(url: str, key_variable: str) -> str:
     """The URL without a slash at its end.
 
     Raises:
-        ValueError: it is none, or holds credentials, which belong into an environment variable.
+        ConfigError: it is none, or holds credentials, which belong into an environment variable.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000.")
+        raise ConfigError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000.")
     if "@" in parts.netloc or redact(url) != url:
-        raise ValueError(
+        raise ConfigError(
             f"the URL of {parts.hostname} holds credentials\nPut the key into an environment variable: {key_variable}."
         )
     return url.rstrip("/")
@@ -39,12 +38,6 @@ def check_url(url: str, key_variable: str) -> str:
 def is_local(url: str) -> bool:
     """Whether a URL leads to this machine, so that no proxy is asked."""
     return urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
-
-
-JsonObject = dict[str, Any]
-
-MAX_BODY = 64 << 20
-"""Maximum bytes of a request."""
 
 
 class RefusedRequestError(AitrainError, ValueError):
@@ -74,9 +67,9 @@ def http_server(answer: Answer) -> uvicorn.Server:
     )  # fmt: skip
 
 
-def with_token(answer: Answer, token: str, error_body: Callable[[RefusedRequestError], JsonObject]) -> Answer:
+def with_token(answer: Answer, token: str) -> Answer:
     """`answer` for requests with this token, which pages in a browser and other users of the machine lack. What it
-    raises becomes a response with `error_body`."""
+    raises becomes a response with an error in OpenAI's form."""
     from starlette.responses import JSONResponse
 
     async def answered(request: Request) -> Response:
@@ -89,24 +82,7 @@ def with_token(answer: Answer, token: str, error_body: Callable[[RefusedRequestE
             refused = error
         except Exception as error:  # a client that gets no answer, or status 500, asks again
             refused = RefusedRequestError(400, f"the request failed: {describe_error(error)}")
-        return JSONResponse(error_body(refused), refused.status)
+        said = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
+        return JSONResponse({"error": said}, refused.status)
 
     return answered
-
-
-async def json_body(request: Request) -> JsonObject:
-    """The JSON object in a request.
-
-    Raises:
-        RefusedRequestError: there is none, or it has more than MAX_BODY bytes.
-        ValueError: it is not JSON.
-    """
-    received = bytearray()
-    async for part in request.stream():
-        received += part
-        if len(received) > MAX_BODY:
-            raise RefusedRequestError(413, f"a request has at most {MAX_BODY} bytes")
-    body = json.loads(received)
-    if not isinstance(body, dict):
-        raise RefusedRequestError(400, "the body is not a JSON object")
-    return body

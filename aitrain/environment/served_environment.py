@@ -10,25 +10,28 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx
 from pydantic import TypeAdapter
 
 from aitrain import activity
-from aitrain.environment.contract import Case, EnvKind, ScoreResult
+from aitrain.environment.contract import ENV_KINDS, Case, ScoreResult
 from aitrain.environment.http_server import check_url
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.session import AssistantTurn, EnvResponse, Group, GroupMember, Message
 from aitrain.environment.tools import Tools
-from aitrain.errors import ConfigError, EnvironmentFailed, ServerRefusedError
+from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.deadline_pool import CANCELLED
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.task import Outcome, current_task, is_abandoned, paused
+from aitrain.execution.task import Outcome, Task, current_task, is_abandoned, paused
+from aitrain.execution.user_code import describe_error
 
-PROTOCOL = 7
 TOKEN_VARIABLE = "AITRAIN_ENV_TOKEN"
 """Environment variable of the token that clients send, on both sides."""
+
+METHODS = (*ENV_KINDS, "build_eval_dataset", "score_group", "get_tools")
+"""Methods that a client has to know of."""
 
 JsonObject = dict[str, Any]
 T = TypeVar("T")
@@ -38,21 +41,20 @@ T = TypeVar("T")
 class EnvDescription:
     """The environment of a server."""
 
-    protocol: int
+    protocol: Literal[8]
     id: str
     """Hash of source, configuration and rows; every call names it."""
     name: str
     """Name of its class."""
-    kind: EnvKind
-    """The method that plays an episode."""
+    methods: list[str]
+    """Which of METHODS it has."""
     rows: list[JsonObject]
     """The dataset, in the form in which rollout records have it."""
-    held_out: list[JsonObject] | None = None
-    """The dataset of build_eval_dataset; None without that method."""
-    scores_groups: bool = False
+    held_out: list[JsonObject] = field(default_factory=list)
+    """The dataset of build_eval_dataset."""
     sees_thoughts: bool = False
-    tools: Tools | None = None
-    """The tools of get_tools, which cannot be run by their names; None without that method."""
+    tools: Tools = field(default_factory=Tools)
+    """The tools of get_tools, which cannot be run by their names."""
     requires: EnvRequirements = field(default_factory=EnvRequirements)
     tokenizer: str | None = None
     """Model whose tokenizer the rows were built with; None if they did not need one."""
@@ -72,8 +74,8 @@ class EnvCall:
     case: int = 0
     """Number of the row; those of build_eval_dataset follow the others."""
     seed: int = 0
-    timeout: float | None = None
-    """Deadline in seconds; None: the server's."""
+    timeout: float = 60.0
+    """Deadline in seconds."""
     turn: AssistantTurn | None = None
     """The answer of the model, of `respond`."""
     completion: str | list[Message] = ""
@@ -99,14 +101,13 @@ def env_token() -> str:
     return token
 
 
-def encode(value: JsonObject | EnvCall | Outcome[Any]) -> bytes:
+def encode(value: EnvDescription | EnvCall | Outcome[Any]) -> bytes:
     """The value as JSON.
 
     Raises:
         TypeError: something in it cannot be written as JSON.
     """
-    plain = value if isinstance(value, dict) else asdict(value)
-    return json.dumps(plain, separators=(",", ":")).encode()
+    return json.dumps(asdict(value)).encode()
 
 
 def decode(kind: type[T], value: object) -> T:
@@ -127,10 +128,6 @@ SILENCE_SECONDS = 15.0
 """Seconds without a byte after which a server is lost: it writes spaces while a call runs."""
 RETRY_SECONDS = 0.5
 """Seconds between attempts to reach a server."""
-PATIENCE = 60.0
-"""Seconds of attempts for a call without a deadline."""
-UNAUTHORIZED = 401
-"""Status for a wrong token."""
 
 
 @cache
@@ -140,40 +137,37 @@ def _http(process: int) -> httpx.Client:
     return httpx.Client(trust_env=False, limits=limits, headers={"Content-Type": "application/json"})
 
 
-class UnreachedError(ConnectionError):
-    """A server that did not get the request."""
+UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout)
+"""Errors of a request that the server did not get."""
 
 
-def exchange(url: str, method: str, path: str, body: bytes | None = None) -> JsonObject:
-    """The JSON object that a server answers.
+class RefusedCallError(httpx.HTTPError):
+    """The server refused a request."""
+
+
+def exchange(kind: type[T], url: str, path: str, call: EnvCall | None = None) -> T:
+    """What a server answers to a call; without one, to a GET.
 
     Raises:
-        UnreachedError: it cannot be reached.
-        ConnectionError: it does not answer.
-        ServerRefusedError: it refuses the request.
+        httpx.HTTPError: it refused the request, or did not answer; one of UNREACHED if it did not get it.
+        ValueError: its answer has another form.
         CallFailed: the calling task was abandoned meanwhile.
     """
+    method, body = ("GET", None) if call is None else ("POST", encode(call))
     timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
     headers = {"Authorization": f"Bearer {env_token()}"}
     received = bytearray()
-    try:
-        with _http(os.getpid()).stream(method, url + path, content=body, headers=headers, timeout=timeout) as response:
-            for part in response.iter_bytes():
-                received += part
-                activity.own.tick()  # the server is alive, and has deadlines of its own
-                if is_abandoned():
-                    raise CallFailed(CANCELLED)
-    except httpx.TransportError as error:
-        kind = UnreachedError if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)) else ConnectionError
-        what = f"{type(error).__name__} {error}".strip()
-        raise kind(f"the environment's server at {url} cannot be reached: {what}") from error
+    with _http(os.getpid()).stream(method, url + path, content=body, headers=headers, timeout=timeout) as response:
+        for part in response.iter_bytes():
+            received += part
+            activity.own.tick()  # the server is alive, and has deadlines of its own
+            if is_abandoned():
+                raise CallFailed(CANCELLED)
     if "json" not in response.headers.get("Content-Type", ""):  # of a proxy that does not reach it
-        raise UnreachedError(f"{url} answers with status {response.status_code}, and not in JSON")
+        raise httpx.ConnectError(f"status {response.status_code}, and not in JSON")
     if response.is_error:
-        said = received.decode(errors="replace")[:500]
-        raise ServerRefusedError(f"{url}{path}: {response.status_code}: {said}", response.status_code)
-    found: JsonObject = json.loads(received)
-    return found
+        raise RefusedCallError(f"status {response.status_code}: {received.decode(errors='replace')}")
+    return decode(kind, json.loads(received))
 
 
 @dataclass(eq=False)
@@ -207,8 +201,8 @@ class ServedSession:
     def close(self) -> None:
         """End the session."""
         if self._url:
-            with suppress(ConnectionError, ServerRefusedError):  # the server ends sessions that have no more calls
-                exchange(self._url, "POST", "/v1/close", encode({"session": self.first.session}))
+            with suppress(httpx.HTTPError):  # the server ends sessions that have no more calls
+                exchange(dict, self._url, "/v1/close", self.first)
 
     def call(self, path: str, kind: type[Outcome[T]], **arguments: Any) -> T:
         """The value of a call; the clock of this process stands still, as that of the server counts.
@@ -216,37 +210,35 @@ class ServedSession:
         Raises:
             CallFailed: the environment failed, or its server cannot be reached.
         """
-        task = current_task.get()
-        timeout = None if task is None else task.timeout
+        task = current_task.get() or Task(self.first.timeout)
         try:
             with paused():
-                received = self._send(path, replace(self.first, timeout=timeout, **arguments))
-            answer = decode(kind, received)
-        except (ConnectionError, ServerRefusedError, ValueError) as error:
-            raise CallFailed(Failure("server", f"was not answered: {error}"[:500])) from error
-        if task is not None:
-            task.add_seconds(answer.seconds)
+                answer = self._send(kind, path, replace(self.first, timeout=task.timeout, **arguments))
+        except (httpx.HTTPError, ValueError) as error:
+            what = f"was not answered by {self._url or ', '.join(self.urls)}: {describe_error(error)}"
+            raise CallFailed(Failure("server", what)) from error
+        task.add_seconds(answer.seconds)
         if answer.failure is not None:
             raise CallFailed(answer.failure)
         return answer.value  # type: ignore[return-value]
 
-    def _send(self, path: str, call: EnvCall) -> JsonObject:
+    def _send(self, kind: type[T], path: str, call: EnvCall) -> T:
         """Send a call, again as long as no server can be reached, at most for the seconds of its deadline. An episode
         that a server refuses is opened on another one. A request that was received is not repeated, as the call would
         run twice."""
-        until, refusals = time.monotonic() + (call.timeout or PATIENCE), 0
+        until, refusals = time.monotonic() + call.timeout, 0
         urls = itertools.cycle([self._url] if self._url else self.urls)
         while True:
             url = next(urls)
             try:
-                received = exchange(url, "POST", path, encode(call))
+                answer = exchange(kind, url, path, call)
                 self._url = url if path == "/v1/open" else self._url  # other first calls are the only ones
-                return received
-            except ServerRefusedError:
+                return answer
+            except RefusedCallError:
                 refusals += 1
                 if self._url or refusals >= len(self.urls):
                     raise
-            except UnreachedError:
+            except UNREACHED:
                 if time.monotonic() > until or is_abandoned():
                     raise
                 time.sleep(RETRY_SECONDS)
@@ -262,21 +254,17 @@ class ServedEnvironment:
         self.requirements = replace(description.requires, isolation=None)  # the server's own processes
         self.sees_thoughts = description.sees_thoughts
         self.offered_tools = description.tools
-        self.facts: JsonObject = {
-            **description.facts,
-            "class": description.name,
-            "served_by": urls,
-        }
+        self.facts = {**description.facts, "served_by": urls}
 
     def build_dataset(self, tokenizer: object) -> list[JsonObject]:
         """The server's rows."""
-        built = self.description.tokenizer
-        trained = "" if built is None else str(getattr(tokenizer, "name_or_path", ""))
-        if built is not None and trained and PurePosixPath(trained).name != PurePosixPath(built).name:
-            raise EnvironmentFailed(
-                f"The environment's server built the rows with the tokenizer of {built}, and this model has that of"
-                f" {trained}\nStart the server with: aitrain env serve ... --tokenizer {trained}"
-            )
+        if (built := self.description.tokenizer) is not None:
+            trained = str(getattr(tokenizer, "name_or_path", ""))
+            if trained and PurePosixPath(trained).name != PurePosixPath(built).name:
+                raise EnvironmentFailed(
+                    f"The environment's server built the rows with the tokenizer of {built}, and this model has that of"
+                    f" {trained}\nStart the server with: aitrain env serve ... --tokenizer {trained}"
+                )
         return self.description.rows
 
     def session(self, case: Case | None) -> ServedSession:
@@ -288,8 +276,8 @@ class ServedEnvironment:
 
     def served_source(self) -> list[dict[str, str]]:
         """The environment's files, each with `name` and `text`; only names inside of a folder."""
-        paths = [(PurePosixPath(file["name"]), file) for file in self.description.source]
-        return [file for path, file in paths if not path.is_absolute() and ".." not in path.parts]
+        given = self.description.source
+        return [file for file in given if not file["name"].startswith("/") and ".." not in file["name"]]
 
     def close(self) -> None:
         """No-op: the servers keep their environment."""
@@ -305,10 +293,7 @@ def connect(urls: str, /) -> ServedEnvironment:
         ConfigError: a URL is wrong or holds credentials, or there is no token.
         EnvironmentFailed: a server does not answer, or serves another environment than the first.
     """
-    try:
-        addresses = [check_url(url.strip(), TOKEN_VARIABLE) for url in urls.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"rl_env: {error}") from None
+    addresses = [check_url(url.strip(), TOKEN_VARIABLE) for url in urls.split(",")]
     descriptions = list(map(_described, addresses))
     first = descriptions[0]
     for url, other in zip(addresses, descriptions, strict=True):
@@ -317,13 +302,9 @@ def connect(urls: str, /) -> ServedEnvironment:
                 f"The servers at {addresses[0]} and {url} serve different environments:\n"
                 "Start both with the same files, configuration and seed."
             )
-    methods: dict[str, Any] = {first.kind: _played_elsewhere}
-    if first.held_out is not None:
+    methods: dict[str, Any] = {name: _played_elsewhere for name in METHODS if name in first.methods}
+    if "build_eval_dataset" in methods:
         methods["build_eval_dataset"] = lambda self: self.description.held_out
-    if first.scores_groups:
-        methods["score_group"] = _played_elsewhere
-    if first.tools is not None:
-        methods["get_tools"] = lambda self: []  # see offered_tools
     # a class with the name of the environment's, which no file here is the source of
     kind: type[ServedEnvironment] = type(first.name, (ServedEnvironment,), {"__module__": "aitrain.served", **methods})
     return kind(addresses, first)
@@ -331,22 +312,12 @@ def connect(urls: str, /) -> ServedEnvironment:
 
 def _described(url: str) -> EnvDescription:
     try:
-        given = exchange(url, "GET", "/v1/environment")
-        if given.get("protocol") != PROTOCOL:
-            raise EnvironmentFailed(
-                f"The server at {url} speaks version {given.get('protocol')} of the protocol, and this"
-                f" aitrain {PROTOCOL}\nInstall the same version of aitrain on both machines."
-            )
-        return decode(EnvDescription, given)
-    except ConnectionError as error:
+        return exchange(EnvDescription, url, "/v1/environment")
+    except (httpx.HTTPError, ValueError) as error:
         raise EnvironmentFailed(
-            f"{str(error)[0].upper()}{str(error)[1:]}\nStart it first: aitrain env serve ENV --port PORT"
+            f"The environment at {url} cannot be used: {describe_error(error)}\n"
+            f"Start it with this version of aitrain and the same {TOKEN_VARIABLE}: aitrain env serve ENV --port PORT"
         ) from error
-    except ServerRefusedError as error:
-        advice = f"\nSet {TOKEN_VARIABLE} to the server's token." if error.status == UNAUTHORIZED else ""
-        raise EnvironmentFailed(f"The environment's server refused {error}{advice}") from error
-    except ValueError as error:
-        raise EnvironmentFailed(f"The server at {url} is not one of aitrain env serve: {error}") from error
 
 
 def _played_elsewhere(self: ServedEnvironment, **_: object) -> None:

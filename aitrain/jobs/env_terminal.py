@@ -20,12 +20,11 @@ from typing import Any
 
 from rich.console import Console
 
-from aitrain.environment.contract import env_kind
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
 from aitrain.environment.loader import load_env
 from aitrain.environment.requirements import requirements_of
-from aitrain.environment.served_environment import PROTOCOL, EnvDescription
+from aitrain.environment.served_environment import METHODS, EnvDescription
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, errors_of
 from aitrain.jobs.env_check import LazyTokenizer
@@ -178,15 +177,14 @@ def describe(opened: OpenedEnvironment, tokenizer: str | None) -> EnvDescription
     identity = [facts["sha256"], facts["class"], json.dumps(config.rl_env_config, sort_keys=True), *hashes]
     rows, held_out = ([to_jsonable(case.row, redacts=False) for case in cases] for cases in datasets)
     return EnvDescription(
-        protocol=PROTOCOL,
+        protocol=8,
         id=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32],
         name=type(environment).__name__,
-        kind=env_kind(environment),
+        methods=[name for name in METHODS if callable(getattr(environment, name, None))],
         rows=rows,
-        held_out=held_out or None,
-        scores_groups=opened.runner.scores_groups,
+        held_out=held_out,
         sees_thoughts=opened.runner.sees_thoughts,
-        tools=replace(Tools.of(environment), by_name={}) if hasattr(environment, "get_tools") else None,
+        tools=replace(Tools.of(environment), by_name={}),
         requires=requirements_of(environment),
         tokenizer=tokenizer,
         facts=facts,

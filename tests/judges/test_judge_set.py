@@ -164,10 +164,18 @@ def test_a_judge_that_names_texts_compares_the_answers_of_a_group_without_those_
         ("exakt", "Did you mean exact?"),
         ("own.py:polit", "Did you mean polite?"),
         ({"judge": "exact", "range": [1, 0]}, "the range of exact must be"),
-        ({"judge": "exact", "weight": "high"}, "the weight of exact must be a number, not 'high'"),
         ("rubric", "url of rubric: Field required"),
     ],
 )
 def test_a_wrong_description_is_refused(description: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         judges.load(description)
+
+
+@pytest.mark.parametrize("place", ["exact", "own.py:words"])
+@pytest.mark.parametrize(("setting", "words"), [({"weight": "high"}, "'high'"), ({"wieght": 2}, "wieght=2")])
+def test_a_wrong_setting_is_refused_before_any_answer_is_judged(
+    place: str, setting: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        judges.load({"judge": place, **setting})

@@ -113,7 +113,7 @@ def test_an_answer_cannot_end_its_quotation_or_write_control_tokens(attack: str)
         ([429, 503, '{"score": 10}'], 3, ""),
         ([500] * 3, 3, "status 500"),
         ([401], 1, "JUDGE_SECRET"),
-        ([{"choices": []}], 1, "no chat completion"),
+        ([{"choices": []}], 1, "no verdict"),
     ],
 )
 def test_a_busy_server_is_asked_again_and_one_that_fails_is_missing_data(
@@ -152,7 +152,7 @@ def test_the_same_question_is_asked_once_also_at_the_same_time(model: JudgeModel
     model.say = lambda body: '{"score": 10}'
     assert {score.score for score in run_if_async(together(rubric(model)))} == {1.0}
     assert len(model.asked) == 2  # the failure is not kept
-    for count, settings in enumerate(({"model": "other"}, {"cache": False}), start=3):
+    for count, settings in enumerate(({"model": "other"}, {"cache": "other.sqlite"}), start=3):
         scored(rubric(model, **settings), "a private answer")
         assert len(model.asked) == count
     assert b"private" not in (here / "judge_cache.sqlite").read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -51,9 +52,10 @@ def play(
 ) -> list[Episode]:  # fmt: skip
     chat, sampling = MessageFormat(), Sampling.of(TrainConfig(**options))
     engine, end = ChatEndpoint(URL, "some-model", chat, sampling), EndOfTurn([FILLER])
-    connections = model_judge._Connections(httpx.AsyncClient(transport=httpx.MockTransport(server)))
+    connections = model_judge._Connections()
+    connections.client = httpx.AsyncClient(transport=httpx.MockTransport(server))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_judge._Connections, "of_running_loop", lambda: connections)
+        patch.setattr(model_judge, "_of_loop", defaultdict(lambda: connections))
         patch.setattr(model_judge, "FIRST_PAUSE", 0.0)
         return scripted.play(environment, engine, limits, of, chat, end=end, decoding=decoding, **options)
 

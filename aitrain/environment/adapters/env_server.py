@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from aitrain.environment.adapters.settings import AdaptedEnvironment, JsonMapping, JsonObject
-from aitrain.environment.completion_parser import ToolCall, ToolJson
+from aitrain.environment.completion_parser import ToolCall, ToolJson, short
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.http_server import check_url, is_local
 from aitrain.errors import ConfigError
@@ -19,20 +19,19 @@ class RewardedEpisode:
     policy did nothing that is rewarded."""
 
     def __init__(self, use: str) -> None:
-        self.use, self.values = use, list[float]()
+        self.use, self.rewarded = use, 0.0
         self.details = dict[str, Any]()
         """What came with rewards, such as their components; the last of each name."""
 
     def add(self, answer: JsonMapping) -> None:
         """Add the reward of a step's answer, None is no reward, and its metadata."""
-        if answer.get("reward") is not None:
-            self.values.append(float(answer["reward"]))
+        if (reward := answer.get("reward")) is not None:
+            self.rewarded = float(reward) if self.use == "last" else self.rewarded + float(reward)
         self.details |= answer.get("metadata") or {}
 
     def score(self) -> Score:
-        """The score, with the sum and the number of rewards as metrics."""
-        metrics = {**self.details, "return": sum(self.values), "rewards": float(len(self.values))}
-        return Score(sum(self.values[-1:] if self.use == "last" else self.values), metrics)
+        """The score, with what came with rewards as metrics."""
+        return Score(self.rewarded, self.details)
 
 
 async def run_calls(
@@ -100,8 +99,7 @@ class EnvServer(httpx.AsyncClient):
             what = f"{type(error).__name__} {error}"
             raise ConnectionError(f"The server at {self.base_url} did not answer {path}: {what}") from error
         if response.status_code >= (500 if may_fail else 400):
-            text = " ".join(response.text.split())[:300]
-            what = f"{path} was answered with status {response.status_code}: {text}"
+            what = f"{path} was answered with status {response.status_code}: {short(response.text, 300)}"
             raise ConnectionError(what) if response.status_code in (502, 503, 504) else RuntimeError(what)
         return response
 
@@ -132,8 +130,6 @@ class ServerEnvironment(AdaptedEnvironment):
     def __post_init__(self) -> None:
         if self.rewards not in ("sum", "last"):
             raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.rewards}")
-        try:  # before any other message shows the URL
-            self.url = check_url(self.id, "servers that want a key are not supported")
-        except ValueError as error:
-            raise ConfigError(f"rl_env: {error}") from None
+        # before any other message shows the URL
+        self.url = check_url(self.id, "servers that want a key are not supported")
         super().__post_init__()

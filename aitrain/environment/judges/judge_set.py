@@ -242,15 +242,13 @@ def _loaded(description: Any) -> list[Judge]:
                 ' such as {"judge": "rubric", "rubric": "...", "url": "...", "model": "..."}.'
             )
         name = str(settings.pop("name", "remote" if place.startswith(REMOTE) else place.rpartition(":")[2]))
-        given, weight = settings.pop("range", UNIT), settings.pop("weight", 1.0)
+        given, weight = settings.pop("range", UNIT), float(settings.pop("weight", 1.0))
         bounds = score_bounds(given)
         if bounds is None:
             raise ConfigError(f"judges: the range of {name} must be its lowest and highest score, not {given}")
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-            raise ConfigError(f"judges: the weight of {name} must be a number, not {weight!r}")
         while any(judge.name == name for judge in judges):
             name += "_1"
-        judges.append(Judge(name, _function(place, settings), place, float(weight), bounds))
+        judges.append(Judge(name, _function(place, settings), place, weight, bounds))
     if not judges:
         raise ConfigError("judges: the list of judges is empty")
     return judges
@@ -260,17 +258,15 @@ def _function(place: str, settings: Mapping[str, Any]) -> Any:
     """What judges, with its settings."""
     if place.startswith(REMOTE):
         return RemoteJudge(url=place, **settings)
-    if place in MODELS:
-        return MODELS[place](**settings)
-    if users_place(place):
-        function = load_function("rl_env", place)
-        if inspect.isclass(function):
-            return function(**settings)
-        return partial(function, **settings) if settings else function
-    if place in RULES and not settings:
-        return RULES[place]
-    what, known = f"{place}{' with settings' if settings else ''}", [*RULES, *MODELS]
-    raise ConfigError(
-        f"judges: there is no judge {what}.{did_you_mean(place, known)}\nName one of"
-        f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
-    )
+    known: dict[str, Any] = {**RULES, **MODELS}
+    function = load_function("rl_env", place) if users_place(place) else known.get(place)
+    if function is None:
+        raise ConfigError(
+            f"judges: there is no judge {place}.{did_you_mean(place, known)}\nName one of"
+            f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
+        )
+    if inspect.isclass(function):
+        return function(**settings)
+    made = partial(function, **settings) if settings else function
+    inspect.signature(made)  # raises for settings that it does not take
+    return made

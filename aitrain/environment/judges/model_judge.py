@@ -6,23 +6,23 @@ import json
 import os
 import re
 import sqlite3
-import weakref
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import httpx
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
-from aitrain.environment.completion_parser import THINK
+from aitrain.environment.completion_parser import THINK, short
 from aitrain.environment.contract import Prompt
 from aitrain.environment.http_server import check_url
 from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.user_code import own_files
+from aitrain.execution.user_code import describe_error, own_files
 from aitrain.redaction import redact
 
 VARIABLE, OFFLINE = "AITRAIN_JUDGES", "offline"
@@ -44,27 +44,20 @@ BUSY = {408, 409, 425, 429}
 """Statuses below 500 that pass."""
 
 
-@dataclass
 class _Connections:
     """The connections of one event loop; a forked process has a loop of its own."""
 
-    client: httpx.AsyncClient
-    slots: dict[tuple[str, int], asyncio.Semaphore] = field(default_factory=dict)
-    """Limit the requests at the same time to an address."""
-    locks: weakref.WeakValueDictionary[str, asyncio.Lock] = field(default_factory=weakref.WeakValueDictionary)
-    """Those of the questions that are asked."""
-
-    @classmethod
-    def of_running_loop(cls) -> "_Connections":
-        """Those of the calling task's loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in _of_loop:  # without httpx's own limits: that of the time is for each piece of an answer
-            timeout, limits = httpx.Timeout(None, connect=CONNECT_SECONDS), httpx.Limits()
-            _of_loop[loop] = cls(httpx.AsyncClient(timeout=timeout, limits=limits))
-        return _of_loop[loop]
+    def __init__(self) -> None:
+        # without httpx's own limits: that of the time is for each piece of an answer
+        timeout, limits = httpx.Timeout(None, connect=CONNECT_SECONDS), httpx.Limits()
+        self.client = httpx.AsyncClient(timeout=timeout, limits=limits)
+        self.slots = dict[tuple[str, int], asyncio.Semaphore]()
+        """Limit the requests at the same time to an address."""
+        self.locks = WeakValueDictionary[str, asyncio.Lock]()
+        """Those of the questions that are asked."""
 
 
-_of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = weakref.WeakKeyDictionary()
+_of_loop = defaultdict[asyncio.AbstractEventLoop, _Connections](_Connections)
 
 
 class JudgeServer(BaseModel, frozen=True, extra="forbid"):
@@ -112,7 +105,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
             raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url, judge = self.url + path, f"the judge at {self.url}"
-        connections = _Connections.of_running_loop()
+        connections = _of_loop[asyncio.get_running_loop()]
         slots = connections.slots.setdefault((url, self.concurrency), asyncio.Semaphore(self.concurrency))
         for attempt in range(self.retries + 1):
             if attempt:
@@ -122,18 +115,16 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
                     response = await connections.client.post(url, json=body, headers=headers)
                 if response.is_success:
                     return response.json()
+                status, said = response.status_code, redact(" ".join(response.text[:300].split()))
+                advice = f"\nPut the key into the environment variable {self.key_name}." if status in (401, 403) else ""
+                failure = Failure("server", f"{judge} answers with status {status}: {said}{advice}")
+                if status < 500 and status not in BUSY:
+                    break
             except TimeoutError:
                 failure = Failure("timed_out", f"{judge} did not answer within {self.timeout:g} s")
-                continue
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 what = redact(f"{type(error).__name__}: {error}")
                 failure = Failure("server", f"{judge} cannot be reached, or does not answer in JSON: {what}")
-                continue
-            status, said = response.status_code, redact(" ".join(response.text[:300].split()))
-            advice = f"\nPut the key into the environment variable {self.key_name}." if status in (401, 403) else ""
-            failure = Failure("server", f"{judge} answers with status {status}: {said}{advice}")
-            if status < 500 and status not in BUSY:
-                break
         raise CallFailed(failure)
 
 
@@ -151,8 +142,8 @@ class RemoteJudge(JudgeServer, frozen=True):
         """
         if is_offline():
             return None
-        asked = {name: episode.get(name) for name in ("prompt", "messages", "case_idx")}
-        fields = {**asked, "response": text, "label": case.get("ground_truth"), "row": dict(case)}
+        fields = {name: episode.get(name) for name in ("prompt", "messages", "case_idx")}
+        fields |= {"response": text, "label": case.get("ground_truth"), "row": dict(case)}
         fields["extra_info"] = case.get("extra_info") or {}
         return await self.post("", json.loads(json.dumps(fields, default=str)))
 
@@ -198,8 +189,8 @@ BUSY_SECONDS = 30.0
 TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, verdict TEXT NOT NULL)"
 
 
-def stored_verdict(file: Path, key: str, verdict: list[Any] | None = None) -> list[Any] | None:
-    """The verdict in a file by the hash of what was asked, None if there is none. A `verdict` is stored first, unless
+def stored_verdict(file: Path, key: str, verdict: list[Any] | None = None) -> list[Any]:
+    """The verdict in a file by the hash of what was asked, empty if there is none. A `verdict` is stored first, unless
     there is one already. No text of a policy is kept.
 
     Raises:
@@ -216,11 +207,9 @@ def stored_verdict(file: Path, key: str, verdict: list[Any] | None = None) -> li
     except sqlite3.Error as error:
         what = f"the judges' file {file} cannot be used: {error}\nName another one with cache, or delete it."
         raise CallFailed(Failure("raised", what)) from error
-    return json.loads(found[0]) if found else None
+    return json.loads(found[0]) if found else []
 
 
-CACHE = "judge_cache.sqlite"
-"""Name of the file in the working directory, unless `cache` names another one."""
 FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
 
 
@@ -232,8 +221,8 @@ class ModelJudge(JudgeServer, frozen=True):
     """Tokens of one reply."""
     structured: bool = True
     """Whether the server is given the JSON schema of the reply; some servers refuse it."""
-    cache: str | bool = True
-    """File of the verdicts; False: equal questions are asked again."""
+    cache: str = "judge_cache.sqlite"
+    """File of the verdicts."""
 
     async def ask(self, rule: str, prompt: Prompt, texts: Mapping[str, Prompt], fields: Mapping[str, Any]) -> list[Any]:
         """The verdict of the model by a rule on the task and texts by their names, all of which are quoted: the values
@@ -252,29 +241,18 @@ class ModelJudge(JudgeServer, frozen=True):
             form = {**reply.json_schema(), "additionalProperties": False}
             schema = {"name": "verdict", "strict": True, "schema": form}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if self.cache is False:
-            return await self._asked(body, reply)
         key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
-        file = Path(self.cache if isinstance(self.cache, str) else CACHE).expanduser().absolute()
-        locks = _Connections.of_running_loop().locks
+        file = Path(self.cache).expanduser().absolute()
+        locks = _of_loop[asyncio.get_running_loop()].locks
         async with locks.setdefault(key, asyncio.Lock()):  # equal answers of a group
-            found = stored_verdict(file, key)
-            if found is None:
-                asked = await self._asked(body, reply)
-                found = stored_verdict(file, key, asked) or asked
-            return found
+            return stored_verdict(file, key) or stored_verdict(file, key, await self._asked(body, reply))
 
     async def _asked(self, body: Mapping[str, Any], reply: TypeAdapter[Any]) -> list[Any]:
         answer = await self.post("/chat/completions", body)
-        try:
-            said = str(answer["choices"][0]["message"]["content"] or "")
-        except (LookupError, TypeError):
-            problem = f"the judge at {self.url} gave no chat completion: {str(answer)[:200]}"
-            raise CallFailed(Failure("server", problem)) from None
-        text = (THINK.split(said)[1] or "").strip()
-        fenced = FENCE.match(text)
         try:  # all of the reply must be one JSON object, thoughts before it and a fence around it aside
+            text = (THINK.split(answer["choices"][0]["message"]["content"])[1] or "").strip()
+            fenced = FENCE.match(text)
             return list(reply.validate_json(fenced[1] if fenced else text).values())
-        except ValueError as error:
-            what = f"{said.strip()[:80]!r}: {' '.join(str(error).split())[:200]}"
-            raise CallFailed(Failure("server", f"the reply of the judge {self.model} is no verdict: {what}")) from None
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            what = f"{short(str(answer), 300)}: {describe_error(error)}"
+            raise CallFailed(Failure("server", f"the judge {self.model} gave no verdict: {what}")) from None

@@ -3,9 +3,9 @@
 import hashlib
 import random
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, Strict, WithJsonSchema
+from pydantic import AfterValidator, Field
 
 from aitrain.environment.contract import Prompt
 from aitrain.environment.judges.model_judge import DATA_RULE, ModelJudge, as_text, is_offline
@@ -35,15 +35,15 @@ class Ranking(ModelJudge, frozen=True):
             'Reply with one JSON object and nothing else: {"ranking": [numbers of all answers, the best one first]}'
         )
         numbers = list(range(1, count + 1))
-        items = {"type": "integer", "enum": numbers}
-        form = WithJsonSchema({"type": "array", "items": items, "minItems": count, "maxItems": count})
 
         def complete(ranking: list[int]) -> list[int]:
             if sorted(ranking) != numbers:
                 raise ValueError(f"it must have each number from 1 to {count} once")
             return ranking
 
-        fields = {"ranking": Annotated[list[Annotated[int, Strict()]], AfterValidator(complete), form]}
+        form = list[Literal[tuple(numbers)]]  # type: ignore[misc, valid-type]
+        length = Field(min_length=count, max_length=count)
+        fields = {"ranking": Annotated[form, length, AfterValidator(complete)]}
         seed = hashlib.sha256("\0".join([as_text(prompt), *distinct]).encode(errors="replace")).hexdigest()
         totals = dict.fromkeys(distinct, 0.0)
         shuffled = random.Random(seed).sample(distinct, count)

@@ -20,7 +20,7 @@ def test_openenv_with_64_sessions_at_once_on_two_ranks(tmp_path: Path, train: Tr
         settings = {"sessions": 32, "size": 20, "score_range": "0,2"}
         records = train(f"openenv:{url}", "--num-processes=2", *flags, **settings)
     assert len(records) == 5 * 64
-    assert all("return" in one["metrics"] for one in records)
+    assert all(isinstance(one["score"], float) for one in records)
     assert records[0]["messages"][0]["content"] == "A number from 0 to 9?"
     assert any("Input should be a valid integer" in str(one["messages"]) for one in records)
 
@@ -41,4 +41,4 @@ def test_tools_of_ors_are_called_and_the_one_that_finishes_ends_the_episode(tmp_
     assert malformed.startswith("error: submit: the arguments are not a JSON object")
     assert played.is_over
     assert played.scored.score == 1.0
-    assert played.scored.metrics == {"off_by": 0.0, "return": 1.0, "rewards": 1.0}
+    assert played.scored.metrics == {"off_by": 0.0}
