@@ -6,9 +6,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
@@ -16,9 +16,18 @@ from aitrain.errors import AitrainError, ConfigError, did_you_mean, to_aitrain_e
 from aitrain.execution.user_code import describe_error
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check import episodes, probes, rows, scores
+from aitrain.workbench.check import episodes, rows, scores
+from aitrain.workbench.check.probes import PROBES
 from aitrain.workbench.check.process import Message
-from aitrain.workbench.check.subject import NO_TIME, SAMPLE, CheckResult, EnvFinding, NotCheckedError, Subject
+from aitrain.workbench.check.subject import (
+    NO_TIME,
+    SAMPLE,
+    CheckResult,
+    EnvCheck,
+    EnvFinding,
+    NotCheckedError,
+    Subject,
+)
 from aitrain.workbench.opening import open_environment
 
 SECONDS = 180.0
@@ -30,20 +39,6 @@ PATIENCE = 100.0
 deadline."""
 FAST_SAMPLE = 4
 """Cases that are played before a training."""
-
-
-@dataclass(frozen=True)
-class EnvCheck:
-    """One check; `find` yields what is wrong, and nothing if all is well."""
-
-    name: str
-    description: str
-    """What is well if there is no finding: `the reference earns full score`."""
-    find: Callable[[Subject], Iterator[EnvFinding]]
-    needs_scores: bool = True
-    """Whether it plays for scores; otherwise it runs also where there are none."""
-    is_fast: bool = False
-    """Whether it runs before every training."""
 
 
 CHECKS: tuple[EnvCheck, ...] = (
@@ -60,13 +55,7 @@ CHECKS: tuple[EnvCheck, ...] = (
     # before those that play much: slow environments leave no time for what comes last
     EnvCheck("latency", "steps wait little for the environment", episodes.latency),
     EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers),
-    EnvCheck("floor", "replies without content earn nothing", probes.floor, is_fast=True),
-    EnvCheck("other-answer", "another case's answer does not pass", probes.other_answer, is_fast=True),
-    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", probes.wrong_answer),
-    EnvCheck("shotgun", "a list of answers does not pass", probes.shotgun),
-    EnvCheck("denied-answer", "a rejected answer does not pass", probes.denied_answer),
-    EnvCheck("lazy-policy", "no fixed strategy is enough", probes.lazy_policy),
-    EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection),
+    *PROBES,
     EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end),
     EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions, is_fast=True),
     EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, False),

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -248,3 +248,17 @@ class Subject:
 def may_be_answer(value: object) -> bool:
     """Whether a column's value is short enough to be an answer."""
     return isinstance(value, (str, int, float)) and 0 < len(str(value)) <= LONGEST_ANSWER
+
+
+@dataclass(frozen=True)
+class EnvCheck:
+    """One check; `find` yields what is wrong, and nothing if all is well."""
+
+    name: str
+    description: str
+    """What is well if there is no finding: `the reference earns full score`."""
+    find: Callable[[Subject], Iterator[EnvFinding]]
+    needs_scores: bool = True
+    """Whether it plays for scores; otherwise it runs also where there are none."""
+    is_fast: bool = False
+    """Whether it runs before every training."""

@@ -17,8 +17,8 @@ from aitrain.environment.dataset import build_cases
 from aitrain.environment.runner import EnvRunner
 from aitrain.events import Note
 from aitrain.workbench.check.process import check_quickly
-from aitrain.workbench.check.registry import EnvCheck, chosen, run_check
-from aitrain.workbench.check.subject import NO_TIME, EnvFinding, Subject
+from aitrain.workbench.check.registry import chosen, run_check
+from aitrain.workbench.check.subject import NO_TIME, EnvCheck, EnvFinding, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.player import Constant
 from tests.conftest import is_alive, write
