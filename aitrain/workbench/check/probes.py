@@ -34,7 +34,7 @@ from aitrain.workbench.check.subject import (
     NotCheckedError,
     Subject,
 )
-from aitrain.workbench.player import JUNK_TEXT, Constant, Parrot, Policy, Script, replied
+from aitrain.workbench.player import JUNK_TEXT, Constant, Parrot, Policy, replied
 
 FORMAT_BONUS = 0.2
 """Share that an answer in the right format without content may earn before it is reported."""
@@ -148,9 +148,6 @@ def _contentless(subject: Subject) -> Replies:
         tried = [(case, Constant(call)) for case in subject.sample]
         if all((subject.share(one) or 0.0) > FORMAT_BONUS for one in subject.play(tried)):  # a guess is right in some
             yield from ((quoted(call), *pair) for pair in tried)
-    for case, script in subject.referenced:
-        if len(script.replies) > 1 and "<tool_call>" not in "".join(script.replies[:-1]):  # which say what is right
-            yield "of the reference's last turn alone", case, Script(script.replies[-1:])
 
 
 def _other_answers(subject: Subject) -> Replies:
