@@ -259,7 +259,6 @@ PROBES = (
             paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY, "info": 0.05},
             is_mild=_varies,
         ),
-        is_fast=True,
     ),
     EnvCheck(
         "other-answer",
@@ -271,7 +270,6 @@ PROBES = (
             "Compare with what this case asks for. If several answers are right, this is no mistake.",
             passing={"fail": MOST, "warning": 0.51, "info": ANY},
         ),
-        is_fast=True,
     ),
     EnvCheck(
         "wrong-answer",

@@ -260,5 +260,3 @@ class EnvCheck:
     find: Callable[[Subject], Iterator[EnvFinding]]
     needs_scores: bool = True
     """Whether it plays for scores; otherwise it runs also where there are none."""
-    is_fast: bool = False
-    """Whether it runs before every training."""
