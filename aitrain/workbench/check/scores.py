@@ -186,7 +186,7 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     rows = [] if subject.referenced else subject.sample[:2]  # a column is often the right answer
     pairs += [(case, Constant(str(value))) for case in rows for value in case.row.values() if may_be_answer(value)]
     few = 1 if subject.episode_seconds <= SLOW_SECONDS else subject.at_once
-    first = subject.play(pairs, few)
+    first = subject.replay(pairs, few)
     many = MANY if subject.episode_seconds < QUICK else subject.at_once
     for at_once in (*[few] * REPEATS, many):
         pairs, first = pairs[::-1], first[::-1]

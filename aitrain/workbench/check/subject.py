@@ -78,8 +78,10 @@ class Subject:
         """`limit`: maximum number of cases that are played; `seconds`: what all checks together may take, from now
         on."""
         runner = opened.runner
-        self.opened, self.cases, self.limit = opened, opened.cases, limit
+        self.opened, self.cases = opened, opened.cases
         self.environment, self.config, self.kind = runner.environment, runner.config, runner.kind
+        self.chosen = list(evenly(opened.cases, limit))
+        """Cases spread evenly over the dataset, for checks that play nothing."""
         self.at_once = 8
         """Episodes that are played at the same time: they may share one processor, and each has a deadline; 1 if they
         disturb each other."""
@@ -104,14 +106,9 @@ class Subject:
     # -- cases and references
 
     @cached_property
-    def chosen(self) -> list[Case]:
-        """Cases spread evenly over the dataset, for checks that play nothing."""
-        return list(evenly(self.cases, self.limit))
-
-    @cached_property
     def sample(self) -> list[Case]:
-        """Cases that are played: spread evenly over the dataset; few of them if episodes are slow."""
-        return list(evenly(self.chosen, SLOW_SAMPLE if self.episode_seconds > SLOW_SECONDS else self.limit))
+        """Cases that are played: those that are chosen, or few of them if episodes are slow."""
+        return list(evenly(self.chosen, SLOW_SAMPLE)) if self.episode_seconds > SLOW_SECONDS else self.chosen
 
     @cached_property
     def episode_seconds(self) -> float:
@@ -204,16 +201,14 @@ class Subject:
         Raises:
             NotCheckedError: the time is over.
         """
-        wanted, played, at_once = list(pairs), list[Episode](), at_once or self.at_once
-        while len(played) < len(wanted):
+        wanted, first, at_once = list(pairs), len(self.episodes), at_once or self.at_once
+        for place in range(0, len(wanted), at_once):
             if time.monotonic() > self._end:
                 raise NotCheckedError(NO_TIME)
-            part = self.player.play(wanted[len(played) :][:at_once])
-            self.episodes += part
-            played += part
-        return played
+            self.episodes += self.player.play(wanted[place : place + at_once])
+        return self.episodes[first:]
 
-    def play(self, pairs: Iterable[tuple[Case, Policy]], at_once: int | None = None) -> list[Episode]:
+    def play(self, pairs: Iterable[tuple[Case, Policy]]) -> list[Episode]:
         """The same; episodes that were played before are taken from there.
 
         Raises:
@@ -221,7 +216,7 @@ class Subject:
         """
         wanted = [((case.number, policy), (case, policy)) for case, policy in pairs]
         new = {key: pair for key, pair in wanted if key not in self._cache}
-        self._cache.update(zip(new, self.replay(new.values(), at_once), strict=True))
+        self._cache.update(zip(new, self.replay(new.values()), strict=True))
         return [self._cache[key] for key, _ in wanted]
 
     def play_one(self, case: Case, policy: Policy) -> Episode:
