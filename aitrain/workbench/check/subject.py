@@ -133,16 +133,12 @@ class Subject:
         taken, most = "", list[tuple[Case, Script]]()
         for name, form in product(names[:COLUMNS], FORMS):
             values = [(case, Script((form.format(case.row.get(name)),))) for case in self.sample]
-            right = self._right(values) if self._right(values[:2]) else []
+            scores = [episode.result.score for episode in self.play(values)]
+            right = [pair for pair, score in zip(values, scores, strict=True) if score == self.config.score_bounds[1]]
             if len(right) > max(len(most), len(values) / 2):
                 taken, most = name, right
         self._references |= {case.number: script for case, script in most}
         return taken
-
-    def _right(self, pairs: Sequence[tuple[Case, Script]]) -> list[tuple[Case, Script]]:
-        """Those that earn the highest score there can be."""
-        high = self.config.score_bounds[1]
-        return [pair for pair, one in zip(pairs, self.play(pairs), strict=True) if one.result.score == high]
 
     @property
     def referenced(self) -> list[tuple[Case, Script]]:
