@@ -39,7 +39,6 @@ NO_TIME = "no time left"
 """Why a check was skipped after the time of all checks."""
 NO_SCALE = "no such reply can be made: there is no reference, or it earns nothing or has no format"
 """Why replies were not tried."""
-NO_MODEL = "env check has no model"
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,12 @@ class Subject:
         """What `reference` raised."""
         self.episodes = list[Episode]()
         """The episodes that were played, in their order."""
-        self.player, self.model = Player(runner), AbsentModel(why=NO_MODEL)
+        self.player = Player(runner)
+        self.model: AbsentModel = runner.given["model"]
         self._end = time.monotonic() + seconds
         self._references = dict[int, Script | None]()
         self._cache = dict[tuple[int, Policy], Episode]()
         runner.notify = self.notes.append
-        if runner.processes is None:
-            runner.given["model"] = self.model
 
     def close(self) -> None:
         """End the environment's threads and processes."""
