@@ -130,6 +130,27 @@ class Unseeded(TwoTurns):
         return [*super().reference(case_idx), "Good."]
 
 
+class GuessesFirst(TwoTurns):
+    """The number may be said at once; the reference finds it on its way."""
+
+    def episode(self, case_idx, seed):
+        reply = yield None
+        while reply.strip() not in ("", str(101 + case_idx)) and reply.strip().isdigit():
+            reply = yield "Higher." if int(reply) < 101 + case_idx else "Lower."
+        return float(reply.strip() == str(101 + case_idx))
+
+
+class ClaimsDone(TwoTurns):
+    def episode(self, case_idx, seed):
+        first = yield None
+        if first.strip() == "done":
+            return 1.0
+        return float((yield "And then?").strip() == "done")
+
+    def reference(self, case_idx):
+        return [str(100 + case_idx), "done"]
+
+
 class Endless(TwoTurns):
     def episode(self, case_idx, seed):
         reply = yield None

@@ -74,7 +74,7 @@ EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
 def _random_states() -> dict[str, object]:
     """The states of the global random generators of the libraries that are imported."""
     numpy: Any = sys.modules.get("numpy.random")
-    return {" of random": random.getstate(), " of numpy": numpy and str(numpy.get_state())}
+    return {"random": random.getstate(), "numpy": numpy and str(numpy.get_state())}
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Effect:
     """What episodes may change of their process, or leave behind in it."""
 
     what: str
+    """The beginning of a sentence that ends with the names of what is changed."""
     look: Callable[[], Mapping[str, object]]
     """Parts of the process by their names; a part is changed if it is there with another value, or was not there."""
     why: str
@@ -94,32 +95,32 @@ OUR_THREADS = "environment-"
 USED_UP = "A run of thousands of episodes ends without memory, threads or processes."
 EFFECTS = (
     Effect(
-        "change the working directory",
-        lambda: {f", to {os.getcwd()}": True},
+        "change the working directory, to",
+        lambda: {os.getcwd(): True},
         OWN_COPY,
         "Use full paths: Path(__file__).parent / 'data'.",
     ),
     Effect(
-        "change os.environ",
-        lambda: {f" {name}": value for name, value in os.environ.items()},
+        "change os.environ:",
+        lambda: dict(os.environ),
         OWN_COPY,
         "Set variables in __init__, or give them to the program: env={...}.",
     ),
     Effect(
-        "draw or seed the global random numbers",
+        "draw or seed the global random numbers of",
         _random_states,
         "Which episode draws which numbers depends on their timing, so no run can be repeated exactly; and after a seed"
         " all of them draw the same.",
         "Draw from random.Random(seed) of your own; `seed` is an argument of episode and start.",
     ),
     Effect(
-        "leave threads behind",
-        lambda: {f" {one.name}": one for one in threading.enumerate() if not one.name.startswith(OUR_THREADS)},
+        "leave threads behind:",
+        lambda: {one.name: one for one in threading.enumerate() if not one.name.startswith(OUR_THREADS)},
         USED_UP,
         "End them in close() of the episode's object, or share one pool that __init__ makes.",
     ),
     Effect(
-        "leave processes behind",
+        "leave processes behind:",
         lambda: {str(child.pid): True for child in psutil.Process().children(recursive=True)},
         USED_UP,
         "Wait for them, or end them in close() of the episode's object.",
@@ -149,14 +150,14 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
 
     def changes() -> list[str]:
         looks = [(effect.look(), parts) for effect, parts in zip(EFFECTS, before, strict=True)]
-        return [",".join([name for name in now if parts.get(name) != now[name]][:3]) for now, parts in looks]
+        return [", ".join([name for name in now if parts.get(name) != now[name]][:3]) for now, parts in looks]
 
     end = time.monotonic() + SETTLE
     while any(changes()) and time.monotonic() < end:
         time.sleep(0.02)
     for effect, names in zip(EFFECTS, changes(), strict=True):
         if names:
-            yield EnvFinding("warning", f"Episodes {effect.what}{names}.", effect.why, effect.fix)
+            yield EnvFinding("warning", f"Episodes {effect.what} {names}.", effect.why, effect.fix)
     if addresses:
         yield EnvFinding(
             "warning",

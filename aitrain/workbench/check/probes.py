@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case
@@ -23,8 +24,17 @@ from aitrain.workbench.check.replies import (
     scaffolds,
     wrong_answers,
 )
-from aitrain.workbench.check.subject import LEVELS, NO_SCALE, PASS, EnvFinding, Level, NotCheckedError, Subject
-from aitrain.workbench.player import JUNK_TEXT, Constant, Parrot, Policy, Script, replied
+from aitrain.workbench.check.subject import (
+    LEVELS,
+    NO_SCALE,
+    PASS,
+    EnvCheck,
+    EnvFinding,
+    Level,
+    NotCheckedError,
+    Subject,
+)
+from aitrain.workbench.player import JUNK_TEXT, Constant, Parrot, Policy, replied
 
 FORMAT_BONUS = 0.2
 """Share that an answer in the right format without content may earn before it is reported."""
@@ -44,34 +54,33 @@ class Earned:
 
     what: str
     shares: list[float]
+    """One for each try, and 0 for a case for which the reply cannot be made."""
     best: Episode
-    of: int
-    """Number of tries, or of cases; a case for which the reply cannot be made counts as a score of 0."""
 
     @property
     def mean(self) -> float:
-        """Mean share over the cases."""
-        return math.fsum(self.shares) / self.of
+        """Mean share."""
+        return fmean(self.shares)
 
     @property
     def passes(self) -> int:
-        """In how many cases it passes."""
+        """Number of shares with which it passes."""
         return sum(share >= PASS for share in self.shares)
 
 
 def earned(subject: Subject, replies: Replies) -> list[Earned]:
     """Play replies, and collect by their kind what they earned, highest first; all of their cases count for each."""
     plays = list(replies)
-    of = len({case.number for _, case, _ in plays})
+    cases = len({case.number for _, case, _ in plays})
     found: dict[str, list[tuple[float, Episode]]] = {}
     for (what, _, _), episode in zip(plays, subject.play((case, policy) for _, case, policy in plays), strict=True):
         if (share := subject.share(episode)) is not None:
             found.setdefault(what, []).append((share, episode))
     kinds = [
-        Earned(what, [share for share, _ in got], max(got, key=lambda pair: pair[0])[1], max(of, len(got)))
+        Earned(what, [*(share for share, _ in got), *[0.0] * (cases - len(got))], max(got, key=lambda pair: pair[0])[1])
         for what, got in found.items()
     ]
-    return sorted(kinds, key=lambda one: (one.passes / one.of, one.mean), reverse=True)
+    return sorted(kinds, key=lambda one: (one.passes, one.mean), reverse=True)
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class ReplyProbe:
 
     replies: Callable[[Subject], Replies]
     what: str
-    """What was found: a format of `what`, `mean`, `count`, `reply` and `plain`."""
+    """What was found: a format of the `worst` kind, `of` how many, its best `reply`, and what is `plain`."""
     why: str
     fix: str
     passing: Mapping[Level, float] = field(default_factory=dict)
@@ -102,17 +111,12 @@ class ReplyProbe:
         kinds = earned(subject, self.replies(subject))
         if not kinds:
             raise NotCheckedError(NO_SCALE)
-        worst = kinds[0]
+        worst, of = kinds[0], len(kinds[0].shares)
         for level in LEVELS:
-            passes = worst.passes / worst.of >= self.passing.get(level, math.inf)
+            passes = worst.passes / of >= self.passing.get(level, math.inf)
             if passes or worst.mean - plain >= self.paying.get(level, math.inf):
-                what = self.what.format(
-                    what=worst.what,
-                    mean=f"{worst.mean:.0%}",
-                    count=f"{worst.passes} of {worst.of}",
-                    reply=quoted("".join(replied(worst.best)[-1:])),
-                    plain=f"{plain:.0%}",
-                )
+                reply = quoted("".join(replied(worst.best)[-1:]))
+                what = self.what.format(worst=worst, of=of, reply=reply, plain=plain)
                 level = "info" if self.is_mild(subject, worst) else level
                 yield EnvFinding(level, what, self.why, self.fix, worst.best.case.case_idx)
                 return
@@ -121,13 +125,13 @@ class ReplyProbe:
 # -- replies
 
 
-def everywhere(subject: Subject, texts: Iterable[str], before: str = "") -> Replies:
+def everywhere(subject: Subject, texts: Iterable[str]) -> Replies:
     """Each of the texts in each case of the sample in which it is not right, as "" may be."""
     return [
-        (short(repr(text), 80), case, Constant(before + text))
+        (short(repr(text), 80), case, Constant(text))
         for text in texts
         for case in subject.sample
-        if (core := subject.core(case)) is None or not same_answer(before + text, core)
+        if (core := subject.core(case)) is None or not same_answer(text, core)
     ]
 
 
@@ -144,9 +148,6 @@ def _contentless(subject: Subject) -> Replies:
         tried = [(case, Constant(call)) for case in subject.sample]
         if all((subject.share(one) or 0.0) > FORMAT_BONUS for one in subject.play(tried)):  # a guess is right in some
             yield from ((quoted(call), *pair) for pair in tried)
-    for case, script in subject.referenced:
-        if len(script.replies) > 1 and "<tool_call>" not in "".join(script.replies[:-1]):  # which say what is right
-            yield "of the reference's last turn alone", case, Script(script.replies[-1:])
 
 
 def _other_answers(subject: Subject) -> Replies:
@@ -211,7 +212,7 @@ def _wrong(before: str = "") -> Callable[[Subject], Replies]:
 
 def _persuading(subject: Subject) -> Replies:
     """Replies that tell a judge what to say, and wrong answers that sound sure."""
-    yield from everywhere(subject, INJECTIONS, f"{JUNK_TEXT}\n")
+    yield from everywhere(subject, [f"{JUNK_TEXT}\n{text}" for text in INJECTIONS])
     yield from _wrong(f"{CONFIDENT} ")(subject)
 
 
@@ -244,59 +245,93 @@ def _is_near(subject: Subject, worst: Earned) -> bool:
 
 # -- the probes
 
-floor = ReplyProbe(
-    _contentless,
-    "The reply {what} earns {mean} of the full score, and all of it in {count} cases.",
-    "The policy is paid for saying nothing, and learns that first.",
-    f"Return 0 for a reply without an answer, and at most {FORMAT_BONUS:.0%} of the score for the format.",
-    passing={"fail": 0.5, "warning": ANY},
-    paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY, "info": 0.05},
-    is_mild=_varies,
+PROBES = (
+    EnvCheck(
+        "floor",
+        "replies without content earn nothing",
+        ReplyProbe(
+            _contentless,
+            "The reply {worst.what} earns {worst.mean:.0%} of the full score, and all of it in {worst.passes} of {of}"
+            " cases.",
+            "The policy is paid for saying nothing, and learns that first.",
+            f"Return 0 for a reply without an answer, and at most {FORMAT_BONUS:.0%} of the score for the format.",
+            passing={"fail": 0.5, "warning": ANY},
+            paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY, "info": 0.05},
+            is_mild=_varies,
+        ),
+    ),
+    EnvCheck(
+        "other-answer",
+        "another case's answer does not pass",
+        ReplyProbe(
+            _other_answers,
+            "The right answer of another case gets full score in {worst.passes} of {of} tries: {reply}.",
+            "The score hardly depends on the case: one answer for all of them is enough.",
+            "Compare with what this case asks for. If several answers are right, this is no mistake.",
+            passing={"fail": MOST, "warning": 0.51, "info": ANY},
+        ),
+    ),
+    EnvCheck(
+        "wrong-answer",
+        "a wrong answer in the right format does not pass",
+        ReplyProbe(
+            _ending_in(lambda _, reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply)))),
+            "A wrong answer in the right format gets full score in {worst.passes} of {of} cases: {reply}.",
+            "The policy learns the format and nothing else.",
+            "Compare the answer itself, not only that there is one.",
+            passing={"warning": 0.5, "info": 0.1},
+            is_mild=_is_near,
+        ),
+    ),
+    EnvCheck(
+        "shotgun",
+        "a list of answers does not pass",
+        ReplyProbe(
+            _ending_in(_several),
+            "A reply that lists several answers gets full score in {worst.passes} of {of} cases if the right one is"
+            " among them: {reply}.",
+            "The policy learns to list candidates instead of deciding.",
+            "Extract one answer, such as the last one after a mark, and compare it as a whole.",
+            passing={"fail": 0.5, "warning": ANY},
+            is_mild=_is_graded,
+        ),
+    ),
+    EnvCheck(
+        "denied-answer",
+        "a rejected answer does not pass",
+        ReplyProbe(
+            _ending_in(_denied),
+            "A reply that rejects the right answer gets full score in {worst.passes} of {of} cases: {reply}.",
+            "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
+            "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
+            passing={"warning": 0.25},
+            is_mild=_is_graded,
+        ),
+    ),
+    EnvCheck(
+        "lazy-policy",
+        "no fixed strategy is enough",
+        ReplyProbe(
+            _strategies,
+            "A fixed strategy, {worst.what}, earns {worst.mean:.0%} of the full score: {reply}.",
+            "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to"
+            " learn.",
+            "Balance the answers of the cases, or ask for more than this strategy gives.",
+            passing={"warning": MOST},
+        ),
+    ),
+    EnvCheck(
+        "injection",
+        "a reply cannot command or flatter the judge",
+        ReplyProbe(
+            _persuading,
+            "A reply that addresses or flatters the judge earns {worst.mean:.0%} instead of {plain:.0%}: {reply}.",
+            "The policy learns to command the judge, or to sound sure, which is easier than the task.",
+            "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
+            paying={"fail": MARGIN},
+            is_mild=lambda *_: False,  # what is plain tells what length and form earn
+            plain=lambda subject: [*everywhere(subject, [JUNK_TEXT, *LONG]), *_wrong()(subject)],
+        ),
+    ),
 )
-other_answer = ReplyProbe(
-    _other_answers,
-    "The right answer of another case gets full score in {count} tries: {reply}.",
-    "The score hardly depends on the case: one answer for all of them is enough.",
-    "Compare with what this case asks for. If several answers are right, this is no mistake.",
-    passing={"fail": MOST, "warning": 0.51, "info": ANY},
-)
-wrong_answer = ReplyProbe(
-    _ending_in(lambda _, reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply)))),
-    "A wrong answer in the right format gets full score in {count} cases: {reply}.",
-    "The policy learns the format and nothing else.",
-    "Compare the answer itself, not only that there is one.",
-    passing={"warning": 0.5, "info": 0.1},
-    is_mild=_is_near,
-)
-shotgun = ReplyProbe(
-    _ending_in(_several),
-    "A reply that lists several answers gets full score in {count} cases if the right one is among them: {reply}.",
-    "The policy learns to list candidates instead of deciding.",
-    "Extract one answer, such as the last one after a mark, and compare it as a whole.",
-    passing={"fail": 0.5, "warning": ANY},
-    is_mild=_is_graded,
-)
-denied_answer = ReplyProbe(
-    _ending_in(_denied),
-    "A reply that rejects the right answer gets full score in {count} cases: {reply}.",
-    "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
-    "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
-    passing={"warning": 0.25},
-    is_mild=_is_graded,
-)
-lazy_policy = ReplyProbe(
-    _strategies,
-    "A fixed strategy, {what}, earns {mean} of the full score: {reply}.",
-    "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to learn.",
-    "Balance the answers of the cases, or ask for more than this strategy gives.",
-    passing={"warning": MOST},
-)
-injection = ReplyProbe(
-    _persuading,
-    "A reply that addresses or flatters the judge earns {mean} instead of {plain}: {reply}.",
-    "The policy learns to command the judge, or to sound sure, which is easier than the task.",
-    "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
-    paying={"fail": MARGIN},
-    is_mild=lambda *_: False,  # what is plain tells what length and form earn
-    plain=lambda subject: [*everywhere(subject, [JUNK_TEXT, *LONG]), *_wrong()(subject)],
-)
+"""In the order in which they run."""

@@ -75,12 +75,14 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
 # -- before a training
 
 FAST_SECONDS = 10.0
+FAST_CHECKS = ("dataset", "reference", "duplicates", "leaked-answer", "floor", "other-answer", "exceptions")
 
 
 def check_quickly(config: TrainConfig, seconds: float = FAST_SECONDS) -> tuple[list[Note], str]:
-    """Run the fast checks for a few seconds; returns the findings, without those that are only worth knowing, or what
+    """Run FAST_CHECKS for a few seconds; returns the findings, without those that are only worth knowing, or what
     is well, and if every episode failed, the first failure. Nothing that goes wrong here ends the run."""
-    request = {"options": config.model_dump(mode="json", exclude_unset=True), "seconds": seconds}
+    options = config.model_dump(mode="json", exclude_unset=True)
+    request = {"options": options, "only": FAST_CHECKS, "seconds": seconds}
     messages = messages_of(request, {"HF_HUB_OFFLINE": "1"})  # what the run has downloaded is in the cache
     document = report(messages, lambda _: None)
     checks, reason = document["checks"], document.get("error", "").partition("\n")[0]

@@ -6,9 +6,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from aitrain.environment.dataset import dataset_note
 from aitrain.environment.judges import model_judge
@@ -16,9 +16,18 @@ from aitrain.errors import AitrainError, ConfigError, did_you_mean, to_aitrain_e
 from aitrain.execution.user_code import describe_error
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check import episodes, probes, rows, scores
+from aitrain.workbench.check import episodes, rows, scores
+from aitrain.workbench.check.probes import PROBES
 from aitrain.workbench.check.process import Message
-from aitrain.workbench.check.subject import NO_TIME, SAMPLE, CheckResult, EnvFinding, NotCheckedError, Subject
+from aitrain.workbench.check.subject import (
+    NO_TIME,
+    SAMPLE,
+    CheckResult,
+    EnvCheck,
+    EnvFinding,
+    NotCheckedError,
+    Subject,
+)
 from aitrain.workbench.opening import open_environment
 
 SECONDS = 180.0
@@ -32,59 +41,39 @@ FAST_SAMPLE = 4
 """Cases that are played before a training."""
 
 
-@dataclass(frozen=True)
-class EnvCheck:
-    """One check; `find` yields what is wrong, and nothing if all is well."""
-
-    name: str
-    description: str
-    """What is well if there is no finding: `the reference earns full score`."""
-    find: Callable[[Subject], Iterator[EnvFinding]]
-    needs_scores: bool = True
-    """Whether it plays for scores; otherwise it runs also where there are none."""
-    is_fast: bool = False
-    """Whether it runs before every training."""
-
-
 CHECKS: tuple[EnvCheck, ...] = (
-    EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, False, is_fast=True),
+    EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, False),
     # first of those that play: what an environment changes only once would not be seen later
     EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects),
     EnvCheck("repeatable-dataset", "fresh processes build the same rows", rows.repeatable, False),
     EnvCheck("model-use", "the scorer does not generate", scores.model_use, False),
     EnvCheck("repeatable", "the same replies get the same score, also at the same time", scores.repeatable),
-    EnvCheck("reference", "the reference earns the highest score", scores.reference, is_fast=True),
+    EnvCheck("reference", "the reference earns the highest score", scores.reference),
     # those after it also look at a column that is taken for the reference
-    EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, False, is_fast=True),
-    EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, False, is_fast=True),
+    EnvCheck("duplicates", "prompts differ, held-out ones are apart", rows.duplicates, False),
+    EnvCheck("leaked-answer", "no prompt names its answer", rows.leaked_answer, False),
     # before those that play much: slow environments leave no time for what comes last
     EnvCheck("latency", "steps wait little for the environment", episodes.latency),
     EnvCheck("equivalent-forms", "the reference earns it in other forms", scores.equivalent_answers),
-    EnvCheck("floor", "replies without content earn nothing", probes.floor, is_fast=True),
-    EnvCheck("other-answer", "another case's answer does not pass", probes.other_answer, is_fast=True),
-    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", probes.wrong_answer),
-    EnvCheck("shotgun", "a list of answers does not pass", probes.shotgun),
-    EnvCheck("denied-answer", "a rejected answer does not pass", probes.denied_answer),
-    EnvCheck("lazy-policy", "no fixed strategy is enough", probes.lazy_policy),
-    EnvCheck("injection", "a reply cannot command or flatter the judge", probes.injection),
+    *PROBES,
     EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end),
-    EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions, is_fast=True),
+    EnvCheck("exceptions", "every reply gets a score in the range", scores.exceptions),
     EnvCheck("pickling", "rows and attributes can be sent to processes", rows.pickling, False),
 )
 
 
-def chosen(only: Iterable[str]) -> list[EnvCheck]:
+def chosen(only: Sequence[str]) -> list[EnvCheck]:
     """The checks with these names; all of them if no name is given.
 
     Raises:
         ConfigError: there is no such check.
     """
-    by_name = {check.name: check for check in CHECKS}
-    names = list(only) or list(by_name)
-    for name in set(names) - set(by_name):
-        near = did_you_mean(name, by_name)
-        raise ConfigError(f"--only: there is no check {name}.{near}\nThere are: {', '.join(by_name)}")
-    return [check for check in CHECKS if check.name in names]
+    known = [check.name for check in CHECKS]
+    for name in set(only) - set(known):
+        raise ConfigError(
+            f"--only: there is no check {name}.{did_you_mean(name, known)}\nThere are: {', '.join(known)}"
+        )
+    return [check for check in CHECKS if not only or check.name in only]
 
 
 def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
@@ -123,11 +112,11 @@ def check(request: Message, send: Callable[[Message], None], tokenizer_of: Calla
     if request.get("digest"):
         send({"digest": rows.digest(environment, opened.cases), "episodes": 0})
         return
-    checks = [one for one in CHECKS if one.is_fast] if is_fast else chosen(request["only"])
+    checks = chosen(request["only"])
     quiet = [f"Not asked without --ask-judges: the judge at {url}." for url in sorted(model_judge.not_asked)]
     note = "\n".join(filter(None, (opened.note, dataset_note(environment), *quiet)))
-    facts = {"name": opened.runner.label, "cases": len(opened.cases), "held_out": len(opened.held_out)}
-    send({"opened": {**facts, "note": note}})
+    cases, held_out = len(opened.cases), len(opened.held_out)
+    send({"opened": {"name": opened.runner.label, "cases": cases, "held_out": held_out, "note": note}})
     with closing(Subject(opened, FAST_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
         for one in checks:
             send({"running": one.name})
@@ -135,7 +124,7 @@ def check(request: Message, send: Callable[[Message], None], tokenizer_of: Calla
             if subject.model.used and is_fast:
                 raise AitrainError("its scores need the model")
         failures = [episode.result.failure for episode in subject.episodes]
-        first = failures[0] if failures and all(failures) else None
+    first = failures[0] if failures and all(failures) else None
     send({"episodes": len(failures), "all_failed": first and first.message})
 
 

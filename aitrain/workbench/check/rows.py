@@ -1,6 +1,5 @@
 """Checks of the dataset's rows, which play nothing."""
 
-import hashlib
 import pickle
 import re
 from collections import Counter, defaultdict
@@ -9,7 +8,7 @@ from itertools import pairwise
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case, Prompt
-from aitrain.environment.dataset import canonical_text
+from aitrain.environment.dataset import canonical_text, fingerprint
 from aitrain.environment.rollout_session import is_served
 from aitrain.ui.overview import evenly
 from aitrain.workbench.check.process import messages_of
@@ -17,7 +16,7 @@ from aitrain.workbench.check.replies import same_answer, text_of
 from aitrain.workbench.check.subject import EnvFinding, NotCheckedError, Subject
 from aitrain.workbench.player import reference_of
 
-ROWS, REFERENCES = 2000, 64
+REFERENCES = 64
 HASH_SEED = "1"
 ELSEWHERE = "seen only where the environment runs: check it there"
 ROLES = {"system", "user", "assistant", "tool"}
@@ -84,10 +83,9 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
 
 
 def digest(environment: object, cases: Sequence[Case]) -> str:
-    """A digest of the first rows, and of references that are spread over the dataset."""
-    scripts = [reference_of(environment, case) for case in evenly(cases, REFERENCES)]
-    values = [*(case.row for case in cases[:ROWS]), *(script and script.replies for script in scripts)]
-    return hashlib.sha256(canonical_text(values).encode(errors="replace")).hexdigest()
+    """What tells the rows apart, and references that are spread over the dataset."""
+    references = [reference_of(environment, case) for case in evenly(cases, REFERENCES)]
+    return fingerprint(cases) + canonical_text(references)
 
 
 def duplicates(subject: Subject) -> Iterator[EnvFinding]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import cycle, islice
 
 from aitrain.environment.call_policy import RAN_BESIDE
-from aitrain.environment.contract import Case, named_by
+from aitrain.environment.contract import Case
 from aitrain.rollout.episode import Episode
 from aitrain.workbench.check.probes import earned
 from aitrain.workbench.check.replies import (
@@ -18,7 +18,6 @@ from aitrain.workbench.check.replies import (
     rewrapped,
 )
 from aitrain.workbench.check.subject import (
-    NO_MODEL,
     NO_SCALE,
     PASS,
     SLOW_SECONDS,
@@ -28,6 +27,7 @@ from aitrain.workbench.check.subject import (
     Subject,
     may_be_answer,
 )
+from aitrain.workbench.opening import NO_MODEL
 from aitrain.workbench.player import Constant, Policy, Script, replied
 
 MANY = 32
@@ -152,7 +152,7 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
     unscored = [one for one in subject.episodes if one.result.score is None and one.result.failure is None]
     for episode in subject.episodes:
         failure = episode.result.failure
-        if failure is None or NO_MODEL in failure.message:
+        if failure is None or (subject.model.used and NO_MODEL in failure.message):
             continue
         is_of_service = failure.kind == "server"  # which says nothing about the reply
         place = failure.kind if is_of_service else failure.message.partition("\n")[2] or failure.place
@@ -186,7 +186,7 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     rows = [] if subject.referenced else subject.sample[:2]  # a column is often the right answer
     pairs += [(case, Constant(str(value))) for case in rows for value in case.row.values() if may_be_answer(value)]
     few = 1 if subject.episode_seconds <= SLOW_SECONDS else subject.at_once
-    first = subject.play(pairs, few)
+    first = subject.replay(pairs, few)
     many = MANY if subject.episode_seconds < QUICK else subject.at_once
     for at_once in (*[few] * REPEATS, many):
         pairs, first = pairs[::-1], first[::-1]
@@ -233,10 +233,9 @@ def difference(before: Episode, after: Episode) -> tuple[float, str]:
 def model_use(subject: Subject) -> Iterator[EnvFinding]:
     """score_episode does not generate with the model by itself."""
     subject.play_one(subject.sample[0], THE_ANSWER)
-    named = named_by(getattr(subject.environment, subject.kind))
     if subject.model.used:
         yield EnvFinding(
-            "warning" if named is None or "model" in named else "info",
+            "warning",
             f"score_episode uses the model ({', '.join(sorted(subject.model.used))})."
             " Scores that need it were not checked.",
             "What the model says inside the scorer is not trained: only the first reply of a conversation learns.",

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -39,7 +39,6 @@ NO_TIME = "no time left"
 """Why a check was skipped after the time of all checks."""
 NO_SCALE = "no such reply can be made: there is no reference, or it earns nothing or has no format"
 """Why replies were not tried."""
-NO_MODEL = "env check has no model"
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,10 @@ class Subject:
         """`limit`: maximum number of cases that are played; `seconds`: what all checks together may take, from now
         on."""
         runner = opened.runner
-        self.opened, self.cases, self.limit = opened, opened.cases, limit
+        self.opened, self.cases = opened, opened.cases
         self.environment, self.config, self.kind = runner.environment, runner.config, runner.kind
+        self.chosen = list(evenly(opened.cases, limit))
+        """Cases spread evenly over the dataset, for checks that play nothing."""
         self.at_once = 8
         """Episodes that are played at the same time: they may share one processor, and each has a deadline; 1 if they
         disturb each other."""
@@ -89,13 +90,12 @@ class Subject:
         """What `reference` raised."""
         self.episodes = list[Episode]()
         """The episodes that were played, in their order."""
-        self.player, self.model = Player(runner), AbsentModel(why=NO_MODEL)
+        self.player = Player(runner)
+        self.model: AbsentModel = runner.given["model"]
         self._end = time.monotonic() + seconds
         self._references = dict[int, Script | None]()
         self._cache = dict[tuple[int, Policy], Episode]()
         runner.notify = self.notes.append
-        if runner.processes is None:
-            runner.given["model"] = self.model
 
     def close(self) -> None:
         """End the environment's threads and processes."""
@@ -104,14 +104,9 @@ class Subject:
     # -- cases and references
 
     @cached_property
-    def chosen(self) -> list[Case]:
-        """Cases spread evenly over the dataset, for checks that play nothing."""
-        return list(evenly(self.cases, self.limit))
-
-    @cached_property
     def sample(self) -> list[Case]:
-        """Cases that are played: spread evenly over the dataset; few of them if episodes are slow."""
-        return list(evenly(self.chosen, SLOW_SAMPLE if self.episode_seconds > SLOW_SECONDS else self.limit))
+        """Cases that are played: those that are chosen, or few of them if episodes are slow."""
+        return list(evenly(self.chosen, SLOW_SAMPLE)) if self.episode_seconds > SLOW_SECONDS else self.chosen
 
     @cached_property
     def episode_seconds(self) -> float:
@@ -136,16 +131,12 @@ class Subject:
         taken, most = "", list[tuple[Case, Script]]()
         for name, form in product(names[:COLUMNS], FORMS):
             values = [(case, Script((form.format(case.row.get(name)),))) for case in self.sample]
-            right = self._right(values) if self._right(values[:2]) else []
+            scores = [episode.result.score for episode in self.play(values)]
+            right = [pair for pair, score in zip(values, scores, strict=True) if score == self.config.score_bounds[1]]
             if len(right) > max(len(most), len(values) / 2):
                 taken, most = name, right
         self._references |= {case.number: script for case, script in most}
         return taken
-
-    def _right(self, pairs: Sequence[tuple[Case, Script]]) -> list[tuple[Case, Script]]:
-        """Those that earn the highest score there can be."""
-        high = self.config.score_bounds[1]
-        return [pair for pair, one in zip(pairs, self.play(pairs), strict=True) if one.result.score == high]
 
     @property
     def referenced(self) -> list[tuple[Case, Script]]:
@@ -204,16 +195,14 @@ class Subject:
         Raises:
             NotCheckedError: the time is over.
         """
-        wanted, played, at_once = list(pairs), list[Episode](), at_once or self.at_once
-        while len(played) < len(wanted):
+        wanted, first, at_once = list(pairs), len(self.episodes), at_once or self.at_once
+        for place in range(0, len(wanted), at_once):
             if time.monotonic() > self._end:
                 raise NotCheckedError(NO_TIME)
-            part = self.player.play(wanted[len(played) :][:at_once])
-            self.episodes += part
-            played += part
-        return played
+            self.episodes += self.player.play(wanted[place : place + at_once])
+        return self.episodes[first:]
 
-    def play(self, pairs: Iterable[tuple[Case, Policy]], at_once: int | None = None) -> list[Episode]:
+    def play(self, pairs: Iterable[tuple[Case, Policy]]) -> list[Episode]:
         """The same; episodes that were played before are taken from there.
 
         Raises:
@@ -221,7 +210,7 @@ class Subject:
         """
         wanted = [((case.number, policy), (case, policy)) for case, policy in pairs]
         new = {key: pair for key, pair in wanted if key not in self._cache}
-        self._cache.update(zip(new, self.replay(new.values(), at_once), strict=True))
+        self._cache.update(zip(new, self.replay(new.values()), strict=True))
         return [self._cache[key] for key, _ in wanted]
 
     def play_one(self, case: Case, policy: Policy) -> Episode:
@@ -248,3 +237,15 @@ class Subject:
 def may_be_answer(value: object) -> bool:
     """Whether a column's value is short enough to be an answer."""
     return isinstance(value, (str, int, float)) and 0 < len(str(value)) <= LONGEST_ANSWER
+
+
+@dataclass(frozen=True)
+class EnvCheck:
+    """One check; `find` yields what is wrong, and nothing if all is well."""
+
+    name: str
+    description: str
+    """What is well if there is no finding: `the reference earns full score`."""
+    find: Callable[[Subject], Iterator[EnvFinding]]
+    needs_scores: bool = True
+    """Whether it plays for scores; otherwise it runs also where there are none."""

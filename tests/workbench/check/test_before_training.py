@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.environment.dataset import build_cases
-from aitrain.environment.runner import EnvRunner
 from aitrain.events import Note
 from aitrain.workbench.check.process import check_quickly
-from aitrain.workbench.check.registry import EnvCheck, chosen, run_check
-from aitrain.workbench.check.subject import NO_TIME, EnvFinding, Subject
-from aitrain.workbench.opening import OpenedEnvironment
+from aitrain.workbench.check.registry import chosen, run_check
+from aitrain.workbench.check.subject import NO_TIME, EnvCheck, EnvFinding, Subject
+from aitrain.workbench.opening import open_environment
 from aitrain.workbench.player import Constant
 from tests.conftest import is_alive, write
 from tests.execution.waiting import eventually
@@ -103,7 +101,7 @@ def broken(_: object) -> Any:
 
 
 def test_a_check_that_takes_too_long_or_fails_itself_is_stopped_and_the_next_one_runs() -> None:
-    opened = OpenedEnvironment(EnvRunner(Slow(), TrainConfig()), build_cases(Slow(), None)[0])
+    opened = open_environment(TrainConfig(), None, Slow())
     checks = [EnvCheck("broken", "", broken, False), EnvCheck("many", "", play_many), *chosen(["dataset"])]
     with closing(Subject(opened, seconds=0.2)) as subject:
         failed, many, last = [run_check(subject, check) for check in checks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -48,6 +49,7 @@ FAULTS = {
     "FlatteredJudge": "injection",
     "JudgeOfTextAlone": "injection",
     "Unseeded": "repeatable side-effects",
+    "ClaimsDone": "lazy-policy other-answer",
     "Endless": "episode-end",
     "Crosstalk": "repeatable",
     "OneFileForAll": "repeatable",
@@ -72,6 +74,7 @@ HEALTHY = [
     "ChoicesInPrompt",
     "FewTwice",
     "TwoTurns",
+    "GuessesFirst",
     "ToolAnswers",
     "CleansUp",
     "InTags",
@@ -128,6 +131,12 @@ def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, 
 @pytest.mark.slow
 def test_a_healthy_environment_passes(healthy: str) -> None:
     assert list(found(f"{FAULTY}:{healthy}")) == []
+
+
+@pytest.mark.slow
+def test_what_episodes_leave_behind_is_listed() -> None:
+    (finding,) = [finding for _, finding in found(f"{FAULTY}:LeavesProcesses")]
+    assert re.match(r"Episodes leave processes behind: \d+, \d+, \d+\.", finding.what)
 
 
 def test_each_check_finds_a_fault() -> None:
