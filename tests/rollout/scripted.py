@@ -22,8 +22,6 @@ END = EndOfTurn([EOS])
 class Letters:
     """A tokenizer: one token is one character, and `$` ends a turn."""
 
-    pad_token_id = 0
-
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return [ord(letter) for letter in text]
 

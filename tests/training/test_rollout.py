@@ -128,7 +128,6 @@ def test_a_template_that_is_not_prefix_preserving_is_swapped_for_the_one_for_tra
     ("written", "read"),
     [
         ("42<|im_end|>", "42"),
-        ("42<|im_end|><|endoftext|><|endoftext|>", "42"),
         ("42<|endoftext|><|endoftext|>", "42<|endoftext|><|endoftext|>"),
         ("4<|im_start|>2<|im_end|>", "4<|im_start|>2"),
         ("<|im_start|><|im_end|>", "<|im_start|>"),
