@@ -92,14 +92,14 @@ class ModelChat:
         said, self.ids = Trajectory(ids), []
         request = GenerationRequest([], room, SampleSeed(seed), decoding)
         # in no batch, so that the next one continues it
-        message, _ = await sample_turn(self.engine, self.chat, said, request, self.end)
+        turn = await sample_turn(self.engine, self.chat, said, request, self.end)
         self.ids = said.ids
         self.show(self.text)  # what was not shown while it was sampled
         self.cut_off = ""
         if not said.ended_by_policy:
             advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
             self.cut_off = f"cut off after {len(said.ids)} tokens: {advice}"
-        return [*asked, message]
+        return [*asked, turn.message]
 
 
 @dataclass

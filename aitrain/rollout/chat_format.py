@@ -12,14 +12,12 @@ from typing import Any
 
 from aitrain import activity
 from aitrain.environment.completion_parser import (
-    THOUGHT_KEYS,
     ThoughtTags,
     ToolCall,
     clean,
     parse_call,
     read_calls,
     thought_of,
-    without_thought,
 )
 from aitrain.environment.contract import Prompt
 from aitrain.environment.session import AssistantTurn, Message
@@ -34,10 +32,6 @@ QUESTION: Message = {"role": "user", "content": "question"}
 _GENERATE = {"add_generation_prompt": True}
 _THOUGHT = "<think>\nso\n</think>\n\n"
 Schemas = Sequence[dict[str, Any]]
-
-
-ParsedTurn = tuple[Message, AssistantTurn]
-"""One completion, parsed: as a message of the chat, and as the environment gets it."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +149,8 @@ class ChatFormat:
 
     # -- and back
 
-    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
-        """Parse a completion into a message with tool calls, its thought apart; `prefix` are the tokens before it.
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> AssistantTurn:
+        """Parse a completion into an answer with tool calls, its thought apart; `prefix` are the tokens before it.
         Special tokens are part of the text, except the token of `eos_ids` that ended the completion."""
         message = self.parse(ids, prefix, tools)
         whole = ids[:-1] if ids and ids[-1] in eos_ids else ids
@@ -164,25 +158,20 @@ class ChatFormat:
         if self.thoughts is not None and answer is not None:
             answer = answer.removeprefix(self.thoughts.header)
         if message is None or answer is None:  # what is called inside a thought is no call
-            message = {"role": "assistant", "content": answer or ""}
-        if thought:
-            message[THOUGHT_KEYS[0]] = thought
+            message = {"content": answer or ""}
         tagged = str(self.tokenizer.decode(whole)).removesuffix(answer or "") if thought else ""
-        return self._parsed(message, tools, tagged)
+        return self._turn(message, tools, thought or thought_of(message), tagged)
 
-    def _parsed(self, message: Message, tools: Schemas, thought: str) -> ParsedTurn:
-        """A message with its tool calls, which may be in its text. `thought`: that of the answer, with its tags."""
+    def _turn(self, message: Message, tools: Schemas, thought: str, tagged: str) -> AssistantTurn:
+        """An answer, whose tool calls may be in its text. `tagged`: its thought with its tags."""
         content, calls = str(message["content"]), list[ToolCall]()
         if message.get("tool_calls"):
             calls = [parse_call(call.get("function") or call) for call in message["tool_calls"]]
         elif tools:
             content, calls = read_calls(content)
-        if calls:
-            message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
-        if self.keeps_thoughts and thought:
-            content = thought + content
-            message = {**without_thought(message), "content": content}
-        return message, AssistantTurn(content, tuple(calls), thought=thought_of(message))
+        if self.keeps_thoughts and tagged:
+            content, thought = tagged + content, ""
+        return AssistantTurn(clean(content), tuple(calls), thought)
 
     # -- thoughts
 

@@ -19,7 +19,7 @@ from aitrain.environment.session import (
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import Failure
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
+from aitrain.rollout.chat_format import ChatFormat, Schemas
 from aitrain.rollout.engine import (
     Decoding,
     Engine,
@@ -213,12 +213,12 @@ class Rollout:
             while trajectory.stop is None:
                 room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
                 asked = replace(request, max_tokens=room)
-                message, turn = await sample_turn(self.engine, chat, trajectory, asked, self.end, tools)
+                turn = await sample_turn(self.engine, chat, trajectory, asked, self.end, tools)
                 if chat.thoughts is not None:
                     before, ids = trajectory.last_turn
                     of_turn = trajectory.mask[trajectory.turns[-1] :]
                     episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
-                episode.messages.append(message)
+                episode.messages.append(turn.message)
                 episode.tool_calls += len(turn.calls)
                 episode.wrong_tool_calls += sum(bool(call.problem) for call in turn.calls)
                 response = await respond(turn)
@@ -244,8 +244,7 @@ class Rollout:
             return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
         seed = SampleSeed(episode.sampling.next_call())
         request = replace(request, max_tokens=room, seed=seed)
-        _, turn = await sample_turn(self.engine, chat, said, request, self.end, asked.tools)
-        return turn
+        return await sample_turn(self.engine, chat, said, request, self.end, asked.tools)
 
     def _chat_of(self, episode: Episode, has_template: bool = True) -> ChatFormat:
         """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""
@@ -289,9 +288,8 @@ async def sample_turn(
     request: GenerationRequest,
     end: EndOfTurn,
     tools: Schemas = (),
-) -> ParsedTurn:
-    """Append a turn of the policy, of at most `request.max_tokens` tokens; returns it as a message of the conversation,
-    and as the environment gets it.
+) -> AssistantTurn:
+    """Append a turn of the policy, of at most `request.max_tokens` tokens; returns it as the environment gets it.
 
     A thought that has as many tokens as its budget is ended: the tokens of its end are appended, and are not sampled;
     then the policy answers.
@@ -314,9 +312,8 @@ async def sample_turn(
             trajectory.append_env_tokens(ending)
             await sample(left)
             before, said = trajectory.last_turn
-    message, turn = chat.read(said, before, tools, end.eos_ids)
-    is_cut = not trajectory.ended_by_policy
-    return message, replace(turn, prompt_tokens=len(before), tokens=len(said), is_cut=is_cut)
+    turn = chat.read(said, before, tools, end.eos_ids)
+    return replace(turn, prompt_tokens=len(before), tokens=len(said), is_cut=not trajectory.ended_by_policy)
 
 
 async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:

@@ -167,8 +167,8 @@ def test_thoughts_that_are_asked_for_come_with_tools_too_whose_calls_are_not_tho
 def test_thoughts_of_an_address_are_put_between_tags_where_they_are_asked_for() -> None:
     chat = MessageFormat(keeps_thoughts=True)
     message = {"role": "assistant", "content": "42", "reasoning_content": "so"}
-    said, turn = chat.read(chat.completion_ids(message), [], ())
-    assert (said["content"], turn.text) == ("<think>\nso\n</think>\n\n42",) * 2
+    turn = chat.read(chat.completion_ids(message), [], ())
+    assert turn.message == {"role": "assistant", "content": "<think>\nso\n</think>\n\n42"}
 
 
 def test_a_model_without_thoughts_is_read_as_a_whole(speaks: Speaks) -> None:  # noqa: F811
