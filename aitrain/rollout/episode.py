@@ -61,9 +61,6 @@ class Episode(EnvSession):
     """The prompt as the chat template renders it; empty before that."""
     tool_calls: int = 0
     wrong_tool_calls: int = 0
-    thought_tokens: list[int] = field(default_factory=list)
-    """Sampled tokens of each turn's thought: all of the turn's if it ends inside the thought. Empty if the model has no
-    thoughts."""
     too_long: int | None = None
     """Tokens of a prompt that leaves no room for an answer, so that the episode is dropped: it takes no part."""
 
@@ -208,16 +205,12 @@ class Rollout:
             if episode.failure is not None:
                 return
             self._render_prompt(episode)
-            chat = self._chat_of(episode, episode.is_chat)
+            chat = self._chat_of(episode)
             tools = episode.reset.tools if episode.reset.runs_tools else ()
             while trajectory.stop is None:
                 room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
                 asked = replace(request, max_tokens=room)
                 turn = await sample_turn(self.engine, chat, trajectory, asked, self.end, tools)
-                if chat.thoughts is not None:
-                    before, ids = trajectory.last_turn
-                    of_turn = trajectory.mask[trajectory.turns[-1] :]
-                    episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
                 episode.messages.append(turn.message)
                 episode.tool_calls += len(turn.calls)
                 episode.wrong_tool_calls += sum(bool(call.problem) for call in turn.calls)
@@ -246,10 +239,10 @@ class Rollout:
         request = replace(request, max_tokens=room, seed=seed)
         return await sample_turn(self.engine, chat, said, request, self.end, asked.tools)
 
-    def _chat_of(self, episode: Episode, has_template: bool = True) -> ChatFormat:
+    def _chat_of(self, episode: Episode) -> ChatFormat:
         """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""
-        sees_thoughts = self.runner.part_of(episode.case).sees_thoughts
-        return replace(self.chat, keeps_thoughts=sees_thoughts, thoughts=self.chat.thoughts if has_template else None)
+        thoughts = self.chat.thoughts if episode.is_chat else None
+        return replace(self.chat, keeps_thoughts=self.runner.part_of(episode.case).sees_thoughts, thoughts=thoughts)
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
@@ -294,24 +287,25 @@ async def sample_turn(
     A thought that has as many tokens as its budget is ended: the tokens of its end are appended, and are not sampled;
     then the policy answers.
     """
-    start, room = len(trajectory.ids), request.max_tokens
+    before, start, room = trajectory.context, len(trajectory.ids), request.max_tokens
     budget = min(room, chat.thinking) if chat.thoughts and isinstance(chat.thinking, int) else room
 
-    async def sample(max_tokens: int) -> None:
+    async def sample(max_tokens: int) -> list[int]:
         seed, continues_turn = replace(request.seed, position=trajectory.sampled_tokens), len(trajectory.ids) > start
         asked = replace(request, prompt_ids=trajectory.context, max_tokens=max_tokens, seed=seed)
         trajectory.append_completion(await engine.generate(asked), continues_turn)
+        return trajectory.ids[start:]
 
-    await sample(budget)
-    before, said = trajectory.last_turn
+    said = await sample(budget)
     if not trajectory.ended_by_policy and len(said) >= budget:
         ending = list[int]()
         if chat.thoughts is not None and chat.thought_tokens(said, before) is None:
             ending = chat.tokenizer.encode(chat.thoughts.ending, add_special_tokens=False)
         if (left := room - len(said) - len(ending)) > 0:
             trajectory.append_env_tokens(ending)
-            await sample(left)
-            before, said = trajectory.last_turn
+            said = await sample(left)
+    if chat.thoughts is not None:
+        trajectory.thoughts.append(sum(trajectory.mask[start:][: chat.thought_tokens(said, before)]))
     turn = chat.read(said, before, tools, end.eos_ids)
     return replace(turn, prompt_tokens=len(before), tokens=len(said), is_cut=not trajectory.ended_by_policy)
 

@@ -139,7 +139,7 @@ def test_off_works_in_chats_and_is_refused_with_prompts_that_are_strings(speaks:
     with pytest.raises(ConfigError, match="thinking: must be"):  # <think> has up to 7 tokens
         TrainConfig(thinking=6)
     episode, _ = played(Sums(), template(speaks, "qwen3"), thinks(), thinking="off")
-    assert (episode.result.score, episode.thought_tokens) == (1.0, [0])
+    assert (episode.result.score, episode.trajectory.thoughts) == (1.0, [0])
 
 
 def test_scores_see_the_answer_only_unless_the_environment_asks_for_all(speaks: Speaks) -> None:  # noqa: F811
