@@ -32,18 +32,19 @@ from aitrain.rollout.limits import EndOfTurn, Limits
 
 T = TypeVar("T")
 
-STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout", "no_room")
-"""Why an episode ended: by the environment (done, or max_tokens if the last completion was cut off), by --rl-max-turns,
-without room for another completion (truncated), by a failure, or before it began, as its prompt left no room."""
-
-TRUNCATED = ("max_tokens", "max_turns", "truncated")
-"""The members of STOPS that are limits."""
-
-LIMITS = {
+STOPS = {
+    "done": "the environment ended the episode",
+    "max_tokens": "the environment ended the episode, whose last answer was cut off",
     "max_turns": "the episode has had --rl-max-turns answers",
     "truncated": "the episode has no room for another answer (--rl-max-episode-tokens, or the model's context)",
+    "env_error": "the environment failed",
+    "env_timeout": "a call of the environment did not return in time",
+    "no_room": "the prompt leaves no room for an answer",
 }
-"""Messages of EpisodeTruncated, by the limit that ended the episode."""
+"""Why an episode ended."""
+
+LIMITS = ("max_turns", "truncated")
+"""The members of STOPS that the environment has no part in."""
 
 
 @dataclass(eq=False)
@@ -104,7 +105,7 @@ class Episode(EnvSession):
     @property
     def is_truncated(self) -> bool:
         """Whether a limit ended it, and not the environment."""
-        return self.stop in TRUNCATED
+        return self.stop in (*LIMITS, "max_tokens")
 
     @property
     def failure_message(self) -> str:
@@ -218,7 +219,7 @@ class Rollout:
                 episode.wrong_tool_calls += response.wrong_calls
                 trajectory.stop = self._apply(episode, response)
             if trajectory.stop in LIMITS and self.runner.part_of(episode.case).kind == "rollout":
-                await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
+                await respond(AssistantTurn("", limit=STOPS[trajectory.stop]))
         except EnvironmentFailed as error:
             failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
             episode.result = ScoreResult(None, failure=failure)

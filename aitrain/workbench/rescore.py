@@ -19,7 +19,7 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.redaction import to_jsonable
-from aitrain.rollout.episode import Episode
+from aitrain.rollout.episode import LIMITS, Episode
 from aitrain.runs.records import RolloutRecord, row_columns
 from aitrain.runs.rollout_index import prompt_excerpt
 from aitrain.workbench.opening import OpenedEnvironment
@@ -72,7 +72,7 @@ class SavedEpisode:
         """Take today's score of the replayed episode, if it is one of the recorded episode."""
         said, failure = replayed.conversation, replayed.result.failure
         # the environment must be over where it had ended the episode, and go on where a limit had cut it off
-        ends_alike = (self.record.stop in ("max_turns", "truncated")) != (replayed.stop == "done")
+        ends_alike = (self.record.stop in LIMITS) != (replayed.stop == "done")
         is_whole = ends_alike and len(said) >= len(self.record.messages)
         if self._agrees(said) and (is_whole or failure):  # whose score is missing, which is a result
             self.after = replayed.result.score
