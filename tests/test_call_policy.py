@@ -480,8 +480,8 @@ def test_what_a_later_batch_shows_is_copied_as_it_was_before_that() -> None:
             yield None
             return float(self.log == [case_idx] and [*self.cache] == [case_idx] * (case_idx > 5))
 
-    runner = start_runner(Forks(), TrainConfig())
-    rollout = Rollout(runner, Scripted(lambda _: "x$"), ChatFormat(Letters()), Limits(2, 99), END)
+    runner = start_runner(Forks(), TrainConfig(rl_max_turns=2))
+    rollout = Rollout(runner, Scripted(lambda _: "x$"), ChatFormat(Letters()), None, END)
 
     def scores(of: Sequence[Case]) -> list[float | None]:
         return [one.result.score for one in asyncio.run(rollout.play(of, range(len(of)), range(len(of))))]

@@ -121,7 +121,8 @@ class Rollout:
     runner: Runner
     engine: Engine
     chat: ChatFormat
-    limits: Limits
+    context: int | None
+    """Maximum tokens of prompt and completions together."""
     end: EndOfTurn
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Context in which environments score, such as one that serves their calls of the model."""
@@ -173,6 +174,9 @@ class Rollout:
         finally:
             await call_parts(self.runner, EnvRunner.end, episodes)
 
+    def _limits(self, episode: Episode) -> Limits:
+        return Limits.of(self.runner.part_of(episode.case).config, self.context)
+
     def _render_prompt(self, episode: Episode) -> None:
         reset, trajectory = episode.reset, episode.trajectory
         if not episode.is_chat:
@@ -181,13 +185,13 @@ class Rollout:
             self.chat.check_tools()
         episode.rendered_prompt, ids = self.chat.render_prompt(episode.prompt, reset.tools)
         trajectory.prompt_ids = ids
-        if self.limits.of(episode.case.env).room(len(ids), 0) < 1:
+        if self._limits(episode).room(len(ids), 0) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
             episode.too_long = len(ids)
 
     async def _converse(self, episode: Episode, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
-        trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
+        trajectory, limits = episode.trajectory, self._limits(episode)
         request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, episode.index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
@@ -233,7 +237,7 @@ class Rollout:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
         chat, said = self._chat_of(episode), Trajectory(self.chat.prompt_ids(asked.prompt or [], asked.tools))
         count = len(said.prompt_ids)
-        room = self.limits.of(episode.case.env).room(count, 0)
+        room = self._limits(episode).room(count, 0)
         if room < 1:
             return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
         seed = SampleSeed(episode.sampling.next_call())
@@ -247,7 +251,7 @@ class Rollout:
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
-        trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
+        trajectory, limits = episode.trajectory, self._limits(episode)
         if response.is_over:
             episode.messages += response.messages
             return "done" if trajectory.ended_by_policy else "max_tokens"

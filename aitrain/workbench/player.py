@@ -18,7 +18,7 @@ from aitrain.execution.user_code import failure_message
 from aitrain.rollout.engine import Completion, Engine, GenerationRequest, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import event_loop
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.message_format import FILLER, MessageFormat
 
 JUNK_TEXT = "qwzx jjkp 0x1f ~~ lorem vv"
@@ -133,8 +133,7 @@ class WrittenReplies(Engine):
 def rollout_of(runner: EnvRunner, policies: defaultdict[int, Policy]) -> Rollout:
     """Rollouts whose completions are the replies of policies, see WrittenReplies."""
     chat = MessageFormat()
-    limits = Limits(runner.config.rl_max_turns, turn_tokens=1)
-    return Rollout(runner, WrittenReplies(chat, policies), chat, limits, EndOfTurn([FILLER]))
+    return Rollout(runner, WrittenReplies(chat, policies), chat, None, EndOfTurn([FILLER]))
 
 
 # -- playing

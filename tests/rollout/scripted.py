@@ -66,14 +66,21 @@ def play(
     decoding: Decoding = Decoding.SEEDED, **options: Any,
 ) -> list[Episode]:  # fmt: skip
     """Episodes of these cases (one, if none are given), played to their end."""
+    most = limits or Limits(9, 99)
+    config = TrainConfig(
+        rl_max_turns=most.turns,
+        rl_max_new_tokens=most.turn_tokens,
+        rl_max_episode_tokens=most.episode_tokens,
+        **options,
+    )
 
     async def rollout(runner: EnvRunner) -> list[Episode]:
         runner.notify = notify or runner.notify
         chosen = of or cases()
-        played = Rollout(runner, engine, chat or ChatFormat(Letters()), limits or Limits(9, 99), end)
+        played = Rollout(runner, engine, chat or ChatFormat(Letters()), most.context, end)
         return await played.play(chosen, range(len(chosen)), range(100, 100 + len(chosen)), decoding)
 
-    with closing(start_runner(environment, TrainConfig(**options))) as runner:
+    with closing(start_runner(environment, config)) as runner:
         return asyncio.run(rollout(runner))
 
 

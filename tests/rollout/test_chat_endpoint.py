@@ -97,7 +97,7 @@ class Looks(Asks):
 def test_messages_and_sampling_are_sent_and_the_answer_is_scored_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-from-the-environment")
     server = Server(lambda body: said("1?", tokens=7))
-    episodes = play(Echo(), server, cases(2), rl_temperature=0.5, rl_stop="END", rl_max_new_tokens=20)
+    episodes = play(Echo(), server, cases(2), rl_temperature=0.5, rl_stop="END")
 
     assert {one.result.score for one in episodes} == {0.0, 1.0}
     record = episode_record(episodes[1], step=0, weight_version=0)
