@@ -81,12 +81,15 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     class Server(Engine):
         """Answers each episode at once."""
 
+        def __init__(self) -> None:
+            self.end = end
+
         async def generate(self, request: GenerationRequest) -> Completion:
             return Completion(ids, [-0.1] * len(ids))
 
     def play(engine: Any) -> None:
         with closing(start_runner(Talk(), TrainConfig(rl_max_turns=TURNS, rl_max_new_tokens=32))) as runner:
-            episodes = loop.run(Rollout(runner, engine, chat, None, end).play(cases, range(count), range(count)))
+            episodes = loop.run(Rollout(runner, engine, chat, None).play(cases, range(count), range(count)))
         if any(len(one.trajectory.turns) != TURNS or one.result.score != 1.0 for one in episodes):
             raise RuntimeError("an episode was not played to its end: the times mean nothing")
 

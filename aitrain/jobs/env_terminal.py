@@ -81,7 +81,7 @@ def _policy_rollout(opened: OpenedEnvironment) -> Rollout:
     is_chat = opened.cases[0].is_chat or runner.kind == "rollout"
     _, chat = shown_episodes(runner.environment, chat_format(policy.tokenizer, config), is_chat)
     scoring = offer_model(runner, policy.model, chat.tokenizer)
-    return Rollout(runner, policy.engine(), chat, policy.context, policy.end, scoring)
+    return Rollout(runner, policy.engine(), chat, policy.context, scoring)
 
 
 def _show(request: Request) -> Document:

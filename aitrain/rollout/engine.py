@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import AitrainError
+from aitrain.rollout.limits import EndOfTurn
 
 
 class Decoding(Enum):
@@ -75,6 +76,8 @@ class OutOfRepliesError(AitrainError):
 class Engine(ABC):
     """Samples token ids after token ids, with one version of the policy's weights."""
 
+    end: EndOfTurn
+    """What ends its completions."""
     weight_version: int | None = None
     """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
 

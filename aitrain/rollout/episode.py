@@ -28,7 +28,7 @@ from aitrain.rollout.engine import (
     OutOfRepliesError,
     Trajectory,
 )
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import Limits
 
 T = TypeVar("T")
 
@@ -123,7 +123,6 @@ class Rollout:
     chat: ChatFormat
     context: int | None
     """Maximum tokens of prompt and completions together."""
-    end: EndOfTurn
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Context in which environments score, such as one that serves their calls of the model."""
 
@@ -215,7 +214,7 @@ class Rollout:
             while trajectory.stop is None:
                 room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
                 asked = replace(request, max_tokens=room)
-                turn = await sample_turn(self.engine, chat, trajectory, asked, self.end, tools)
+                turn = await sample_turn(self.engine, chat, trajectory, asked, tools)
                 episode.messages.append(turn.message)
                 episode.tool_calls += len(turn.calls)
                 episode.wrong_tool_calls += sum(bool(call.problem) for call in turn.calls)
@@ -242,7 +241,7 @@ class Rollout:
             return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
         seed = SampleSeed(episode.sampling.next_call())
         request = replace(request, max_tokens=room, seed=seed)
-        return await sample_turn(self.engine, chat, said, request, self.end, asked.tools)
+        return await sample_turn(self.engine, chat, said, request, asked.tools)
 
     def _chat_of(self, episode: Episode) -> ChatFormat:
         """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""
@@ -273,10 +272,11 @@ class Rollout:
                     lambda part, own: part.score({one: one.transcript for one in own if one.too_long is None}),
                     episodes,
                 )
+        filler = self.engine.end.eos_ids[0]
         for trajectory in (episode.trajectory for episode in episodes):  # TRL takes no empty prompt or completion
-            trajectory.prompt_ids = trajectory.prompt_ids or [self.end.eos_ids[0]]
+            trajectory.prompt_ids = trajectory.prompt_ids or [filler]
             if not trajectory.ids:
-                trajectory.append_env_tokens([self.end.eos_ids[0]])
+                trajectory.append_env_tokens([filler])
 
 
 async def sample_turn(
@@ -284,7 +284,6 @@ async def sample_turn(
     chat: ChatFormat,
     trajectory: Trajectory,
     request: GenerationRequest,
-    end: EndOfTurn,
     tools: Schemas = (),
 ) -> AssistantTurn:
     """Append a turn of the policy, of at most `request.max_tokens` tokens; returns it as the environment gets it.
@@ -311,7 +310,7 @@ async def sample_turn(
             said = await sample(left)
     if chat.thoughts is not None:
         trajectory.thoughts.append(sum(trajectory.mask[start:][: chat.thought_tokens(said, before)]))
-    turn = chat.read(said, before, tools, end.eos_ids)
+    turn = chat.read(said, before, tools, engine.end.eos_ids)
     return replace(turn, prompt_tokens=len(before), tokens=len(said), is_cut=not trajectory.ended_by_policy)
 
 

@@ -14,9 +14,12 @@ from aitrain.environment.dataset import canonical_text
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.rollout.chat_format import ChatFormat, Schemas
+from aitrain.rollout.limits import EndOfTurn
 
 FILLER = 0
-"""Token id without a message; the first one of `EndOfTurn.eos_ids`."""
+"""Token id without a message."""
+END = EndOfTurn([FILLER])
+"""That of engines whose completions are messages."""
 BEHIND_API = "an address has none"
 
 

@@ -79,7 +79,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     refusal = NOT_CALLED if is_ahead or (trainer.is_fsdp_enabled and not is_alone) else ""
     scoring = offer_model(runner, policy, inputs.chat.tokenizer, completer, refusal)
     return PolicyRollouts(
-        Rollout(runner, engine, inputs.chat, context, end, scoring),
+        Rollout(runner, engine, inputs.chat, context, scoring),
         accelerator,
         trainer.args.seed,
         trainer.run.note,

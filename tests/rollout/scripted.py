@@ -46,7 +46,7 @@ class Scripted(Engine):
     """An engine: each answer is a function of the text so far."""
 
     def __init__(self, answer: Callable[[str], str]) -> None:
-        self.answer, self.requests = answer, list[GenerationRequest]()
+        self.end, self.answer, self.requests = END, answer, list[GenerationRequest]()
 
     async def generate(self, request: GenerationRequest) -> Completion:
         self.requests.append(request)
@@ -62,7 +62,7 @@ def cases(count: int = 1, chat: bool = True) -> list[Case]:
 
 def play(
     environment: object, engine: Engine, limits: Limits | None = None, of: Sequence[Case] = (),
-    chat: Any = None, notify: Callable[[str], None] | None = None, end: EndOfTurn = END,
+    chat: Any = None, notify: Callable[[str], None] | None = None,
     decoding: Decoding = Decoding.SEEDED, **options: Any,
 ) -> list[Episode]:  # fmt: skip
     """Episodes of these cases (one, if none are given), played to their end."""
@@ -77,7 +77,7 @@ def play(
     async def rollout(runner: EnvRunner) -> list[Episode]:
         runner.notify = notify or runner.notify
         chosen = of or cases()
-        played = Rollout(runner, engine, chat or ChatFormat(Letters()), most.context, end)
+        played = Rollout(runner, engine, chat or ChatFormat(Letters()), most.context)
         return await played.play(chosen, range(len(chosen)), range(100, 100 + len(chosen)), decoding)
 
     with closing(start_runner(environment, config)) as runner:

@@ -18,8 +18,8 @@ from aitrain.environment.judges import model_judge
 from aitrain.errors import RunFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.rollout.message_format import FILLER, MessageFormat
+from aitrain.rollout.limits import Limits
+from aitrain.rollout.message_format import MessageFormat
 from aitrain.training.training_batch import episode_record
 from tests.rollout import scripted
 from tests.rollout.scripted import Asks, assistant, cases, user
@@ -50,12 +50,12 @@ def play(
     decoding: Decoding = Decoding.SEEDED, **options: Any,
 ) -> list[Episode]:  # fmt: skip
     chat, sampling = MessageFormat(), Sampling.of(TrainConfig(**options))
-    engine, end = ChatEndpoint(URL, "some-model", chat, sampling), EndOfTurn([FILLER])
+    engine = ChatEndpoint(URL, "some-model", chat, sampling)
     connections = model_judge._Connections(httpx.AsyncClient(transport=httpx.MockTransport(server)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_judge._Connections, "of_running_loop", lambda: connections)
         patch.setattr(model_judge, "FIRST_PAUSE", 0.0)
-        return scripted.play(environment, engine, limits, of, chat, end=end, decoding=decoding, **options)
+        return scripted.play(environment, engine, limits, of, chat, decoding=decoding, **options)
 
 
 class Echo(Asks):

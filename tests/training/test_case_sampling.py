@@ -28,7 +28,7 @@ from aitrain.training.batch_source import BatchSource, CaseOrder, CaseStream
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
-from tests.rollout.scripted import END, Letters, Scripted
+from tests.rollout.scripted import Letters, Scripted
 
 SIZE = 4
 """Episodes of a group."""
@@ -96,7 +96,7 @@ def on_ranks(ranks: int, environment: object, work: Callable[[PolicyRollouts], A
 
     def on_rank(rank: int) -> Any:
         runner = start_runner(environment, TrainConfig(rl_max_turns=9))
-        rollout = Rollout(runner, InTurn(), ChatFormat(Letters()), None, END)
+        rollout = Rollout(runner, InTurn(), ChatFormat(Letters()), None)
         accelerator: Any = SimpleNamespace(num_processes=ranks, process_index=rank)
         rollouts = PolicyRollouts(
             rollout, accelerator, 0, lambda _: None, FailureCount(), nullcontext, lambda: 0,
