@@ -64,10 +64,10 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     from aitrain.rollout.engine import Completion, Engine, GenerationRequest
     from aitrain.rollout.episode import Rollout
     from aitrain.rollout.event_loop import event_loop
-    from aitrain.rollout.limits import EndOfTurn, Limits
+    from aitrain.rollout.limits import EndOfTurn
 
     tokenizer = AutoTokenizer.from_pretrained(TINY_FOLDER)
-    end, limits, loop = EndOfTurn([tokenizer.eos_token_id]), Limits(TURNS, 32), event_loop()
+    end, loop = EndOfTurn([tokenizer.eos_token_id]), event_loop()
     ids = [*tokenizer("an answer", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     chat = format_for_episodes(ChatFormat(tokenizer), ["user"])
     cases = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}, n) for n in range(count)]
@@ -81,12 +81,15 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     class Server(Engine):
         """Answers each episode at once."""
 
+        def __init__(self) -> None:
+            self.end = end
+
         async def generate(self, request: GenerationRequest) -> Completion:
             return Completion(ids, [-0.1] * len(ids))
 
     def play(engine: Any) -> None:
-        with closing(start_runner(Talk(), TrainConfig())) as runner:
-            episodes = loop.run(Rollout(runner, engine, chat, limits, end).play(cases, range(count), range(count)))
+        with closing(start_runner(Talk(), TrainConfig(rl_max_turns=TURNS, rl_max_new_tokens=32))) as runner:
+            episodes = loop.run(Rollout(runner, engine, chat, None).play(cases, range(count), range(count)))
         if any(len(one.trajectory.turns) != TURNS or one.result.score != 1.0 for one in episodes):
             raise RuntimeError("an episode was not played to its end: the times mean nothing")
 

@@ -22,7 +22,7 @@ from aitrain.rollout.limits import Limits
 from aitrain.runs.model_reference import chat_config
 from aitrain.ui.terminal import ChatView
 from tests.conftest import write
-from tests.rollout.scripted import END, Letters, Scripted
+from tests.rollout.scripted import Letters, Scripted
 from tests.screens import Terminal
 
 LONG = "a sentence of twenty-nine abc " * 3
@@ -33,7 +33,7 @@ def model_chat(*answers: str, context: int | None = None) -> tuple[ModelChat, Sc
     left, shown = list(answers), list[str]()
     engine, chat = Scripted(lambda _: left.pop(0)), ChatFormat(Letters())
     limits = Limits(1, 50, context=context)
-    return ModelChat("tuned", "m", engine, chat, limits, END, show=shown.append), engine, shown
+    return ModelChat("tuned", "m", engine, chat, limits, show=shown.append), engine, shown
 
 
 def ask(chat: ModelChat, question: str) -> str:

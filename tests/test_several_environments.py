@@ -16,8 +16,7 @@ from aitrain.errors import AitrainError
 from aitrain.jobs.env_loading import load_runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Episode, Rollout
-from aitrain.rollout.limits import limits_of
-from tests.rollout.scripted import END, Letters, Scripted
+from tests.rollout.scripted import Letters, Scripted
 
 FILE = "tests/environments/several.py"
 THREE = [f"Early={FILE}:Early", f"talk={FILE}:Talk", f"Ranked={FILE}:Ranked"]
@@ -38,7 +37,7 @@ def played(runner: MixedRunner, answer: str = "abz$", each: int = 3) -> dict[str
     """Episodes of the first cases of each environment, played side by side, by the environment's name."""
     built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
     cases = [train[number] for number in range(each) for train, _ in built.values()]
-    rollout = Rollout(runner, Scripted(lambda _: answer), ChatFormat(Letters()), limits_of(runner, None), END)
+    rollout = Rollout(runner, Scripted(lambda _: answer), ChatFormat(Letters()), None)
     episodes = asyncio.run(rollout.play(cases, range(len(cases)), range(len(cases))))
     assert [episode.case for episode in episodes] == cases
     return {name: [one for one in episodes if one.case.env == name] for name in runner.parts}

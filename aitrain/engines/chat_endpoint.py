@@ -20,7 +20,7 @@ from aitrain.environment.session import Message
 from aitrain.errors import RunFailed
 from aitrain.execution.failure import CallFailed
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest
-from aitrain.rollout.message_format import MessageFormat
+from aitrain.rollout.message_format import END, MessageFormat
 from aitrain.rollout.thinking import VARIABLES
 
 RETRIES = 7
@@ -41,6 +41,7 @@ class ChatEndpoint(Engine):
     sampling: Sampling
     concurrency: int = 16
     """Requests at a time."""
+    end = END
     _limit_name: str = field(default="max_tokens", init=False)
 
     def __post_init__(self) -> None:  # judges ask their servers in the same way

@@ -9,7 +9,7 @@ from functools import partial
 from traceback import StackSummary
 from typing import Any
 
-from aitrain.environment.completion_parser import ToolJson, clean
+from aitrain.environment.completion_parser import ToolJson
 from aitrain.environment.contract import (
     UNFINISHED,
     Case,
@@ -177,10 +177,7 @@ class RolloutSession(Session):
             self._fail_pending(EpisodeTruncated(f"no answer: {turn.limit}"))
             return
         if request.is_trained:
-            said: Message = {"role": "assistant", "content": clean(turn.text)}
-            if turn.calls:
-                said["tool_calls"] = [call.as_message_part() for call in turn.calls]
-            self._messages.append(said)
+            self._messages.append(turn.message)
         self._pending = None
         request.answer.set_result(turn)
 

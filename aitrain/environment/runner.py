@@ -39,8 +39,6 @@ class AbsentModelError(EnvironmentFailed, AttributeError):
 class AbsentModel:
     """In the place of a model, or of a tokenizer, that is not there, such as behind an API; every use raises."""
 
-    pad_token_id: int | None = 0
-
     def __init__(
         self, what: str = "model", why: str = "it is not in this process: use --rl-env-isolation thread"
     ) -> None:

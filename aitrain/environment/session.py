@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.completion_parser import ToolCall
+from aitrain.environment.completion_parser import THOUGHT_KEYS, ToolCall
 from aitrain.environment.contract import (
     MODEL_ARGUMENTS,
     UNFINISHED,
@@ -75,6 +75,14 @@ class AssistantTurn:
     tokens: int = 0
     is_cut: bool = False
     """Whether it was cut off."""
+
+    @property
+    def message(self) -> Message:
+        """The answer as a message of the conversation."""
+        said: Message = {"role": "assistant", "content": self.text}
+        if self.calls:
+            said["tool_calls"] = [call.as_message_part() for call in self.calls]
+        return {**said, THOUGHT_KEYS[0]: self.thought} if self.thought else said
 
 
 @dataclass(frozen=True)

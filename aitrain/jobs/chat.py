@@ -24,7 +24,7 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Trajectory
 from aitrain.rollout.episode import sample_turn
 from aitrain.rollout.event_loop import EventLoop, event_loop
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import Limits
 from aitrain.runs.model_reference import before_training, chat_config, read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.loaded_policy import load_policy
@@ -49,7 +49,6 @@ class ModelChat:
     engine: Engine
     chat: ChatFormat
     limits: Limits
-    end: EndOfTurn
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context in which the engine has the weights of this model, such as a base without the adapter beside it."""
     has_template: bool = True
@@ -92,14 +91,14 @@ class ModelChat:
         said, self.ids = Trajectory(ids), []
         request = GenerationRequest([], room, SampleSeed(seed), decoding)
         # in no batch, so that the next one continues it
-        message, _ = await sample_turn(self.engine, self.chat, said, request, self.end)
+        turn = await sample_turn(self.engine, self.chat, said, request)
         self.ids = said.ids
         self.show(self.text)  # what was not shown while it was sampled
         self.cut_off = ""
         if not said.ended_by_policy:
             advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
             self.cut_off = f"cut off after {len(said.ids)} tokens: {advice}"
-        return [*asked, message]
+        return [*asked, turn.message]
 
 
 @dataclass
@@ -175,7 +174,7 @@ def open_session(
             policy = load_policy(reference if is_one_model else each, wanted)
         config, engine = policy.config, policy.engine()
         limits = Limits(config.rl_max_turns, config.completion_tokens, None, policy.context)
-        chat = ModelChat(name, title, engine, chat_format(policy.tokenizer, config), limits, policy.end)
+        chat = ModelChat(name, title, engine, chat_format(policy.tokenizer, config), limits)
         chat.has_template = policy.tokenizer.chat_template is not None
         if is_one_model and name == "base":
             chat.scope = policy.model.disable_adapter

@@ -71,7 +71,6 @@ def _play(request: Request) -> Document:
 def _policy_rollout(opened: OpenedEnvironment) -> Rollout:
     """Rollouts with the model of the options, with the engine, limits and episodes of a run."""
     from aitrain.engines.proxy_batcher import offer_model  # here, because an environment that fails needs no torch
-    from aitrain.rollout.limits import limits_of
     from aitrain.training.chat_templates import chat_format
     from aitrain.training.dataset import shown_episodes
     from aitrain.training.loaded_policy import load_policy
@@ -81,7 +80,7 @@ def _policy_rollout(opened: OpenedEnvironment) -> Rollout:
     is_chat = opened.cases[0].is_chat or runner.kind == "rollout"
     _, chat = shown_episodes(runner.environment, chat_format(policy.tokenizer, config), is_chat)
     scoring = offer_model(runner, policy.model, chat.tokenizer)
-    return Rollout(runner, policy.engine(), chat, limits_of(runner, policy.context), policy.end, scoring)
+    return Rollout(runner, policy.engine(), chat, policy.context, scoring)
 
 
 def _show(request: Request) -> Document:

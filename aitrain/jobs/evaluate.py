@@ -28,8 +28,7 @@ from aitrain.events import Ended, Step
 from aitrain.execution.failure import FailureCount
 from aitrain.options.train import EvalConfig
 from aitrain.rollout.episode import Rollout
-from aitrain.rollout.limits import EndOfTurn, limits_of
-from aitrain.rollout.message_format import BEHIND_API, FILLER, MessageFormat
+from aitrain.rollout.message_format import BEHIND_API, MessageFormat
 from aitrain.runs.checkpoint import weights_stamp
 from aitrain.runs.held_out import Scoring
 from aitrain.runs.model_reference import ModelReference, read_model, run_options
@@ -187,10 +186,9 @@ def _prepare(
             engine = policy.engine()
             size = config.concurrency or max(BATCH, config.completions_per_pass)
         scoring = offer_model(runner, policy.model, shown.chat.tokenizer, completer)
-    end = EndOfTurn([FILLER]) if policy is None else policy.end
-    limits = limits_of(runner, None if policy is None else policy.context)
+    context_tokens = None if policy is None else policy.context
     rollouts = PolicyRollouts(
-        Rollout(runner, engine, shown.chat, limits, end, scoring),
+        Rollout(runner, engine, shown.chat, context_tokens, scoring),
         accelerator,
         config.seed,
         context.note,

@@ -12,14 +12,12 @@ from typing import Any
 
 from aitrain import activity
 from aitrain.environment.completion_parser import (
-    THOUGHT_KEYS,
     ThoughtTags,
     ToolCall,
     clean,
     parse_call,
     read_calls,
     thought_of,
-    without_thought,
 )
 from aitrain.environment.contract import Prompt
 from aitrain.environment.session import AssistantTurn, Message
@@ -31,18 +29,9 @@ MARK = "answer7e1f"
 """Placeholder for a completion in renderings that determine what follows it."""
 
 QUESTION: Message = {"role": "user", "content": "question"}
-_TOOL_CALL: Message = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"type": "function", "function": {"name": "tool", "arguments": {}}}],
-}
 _GENERATE = {"add_generation_prompt": True}
 _THOUGHT = "<think>\nso\n</think>\n\n"
 Schemas = Sequence[dict[str, Any]]
-
-
-ParsedTurn = tuple[Message, AssistantTurn]
-"""One completion, parsed: as a message of the chat, and as the environment gets it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,7 @@ class ChatFormat:
     """Renders and parses the conversations of one model; `template` is None for the tokenizer's own."""
 
     tokenizer: Any
-    """That of transformers, or one with its `encode`, `decode`, `apply_chat_template` and `pad_token_id`."""
+    """That of transformers, or one with its `encode`, `decode` and `apply_chat_template`."""
     template: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Additional template variables (`--trl chat_template_kwargs=...`)."""
@@ -71,19 +60,8 @@ class ChatFormat:
     # -- to tokens
 
     def prompt_text(self, prompt: Prompt, tools: Schemas = ()) -> str:
-        """The rendered prompt.
-
-        Raises:
-            EnvironmentFailed: the chat template raises for the messages.
-        """
-        if isinstance(prompt, str):
-            return prompt
-        try:
-            return self.render(prompt, tools=list(tools) or None, **_GENERATE)
-        except Exception as error:
-            raise EnvironmentFailed(
-                f"The model's chat template refuses a prompt: {describe_error(error)}\nThe prompt: {str(prompt)[:160]}"
-            ) from error
+        """The rendered prompt; fails as `render` does."""
+        return prompt if isinstance(prompt, str) else self.render(prompt, tools=list(tools) or None, **_GENERATE)
 
     def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
         """Tokens of the prompt; special tokens are added to string prompts only, as a chat template has its own."""
@@ -126,18 +104,10 @@ class ChatFormat:
         Raises:
             EnvironmentFailed: the template raises for the messages, or is not prefix-preserving for them.
         """
-        first, answer = messages[0], _assistant_message()
-        if first["role"] == "tool":  # some templates name the tool in the result
-            function = {"name": first.get("name", "tool"), "arguments": {}}
-            answer = {**_TOOL_CALL, "tool_calls": [{"type": "function", "function": function}]}
-        try:
-            whole = self.render([QUESTION, answer, *messages], **_GENERATE)
-            before = self._rendered_without_end([QUESTION, answer])
-        except Exception as error:
-            raise EnvironmentFailed(
-                f"The model's chat template refuses what the environment says: {describe_error(error)}\n"
-                f"The messages: {str(list(messages))[:160]}"
-            ) from error
+        first = messages[0]  # some templates name the tool in the result
+        answer = _tool_call(first.get("name", "tool")) if first["role"] == "tool" else _assistant_message()
+        whole = self.render([QUESTION, answer, *messages], **_GENERATE)
+        before = self._rendered_without_end([QUESTION, answer])
         if not whole.startswith(before):
             raise EnvironmentFailed(
                 "The model's chat template is not prefix-preserving when these messages follow, so that the episode"
@@ -155,12 +125,23 @@ class ChatFormat:
         return self.render([QUESTION, _assistant_message()]).partition(MARK)[2]
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
-        """The conversation by the chat template, with these variables."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, chat_template=self.template, **{**self.options, **options}
+        """The conversation by the chat template, with these variables.
+
+        Raises:
+            EnvironmentFailed: the template raises for the messages.
+        """
+        options = {**self.options, **options}
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, chat_template=self.template, **options
+                )
             )
-        )
+        except Exception as error:
+            raise EnvironmentFailed(
+                f"The model's chat template refuses a conversation: {describe_error(error)}\n"
+                f"Its last message: {str(messages[-1:])[:160]}"
+            ) from error
 
     def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
         ids: list[int] = self.tokenizer.encode(clean(text), add_special_tokens=add_special_tokens)
@@ -168,41 +149,29 @@ class ChatFormat:
 
     # -- and back
 
-    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
-        """Parse a completion into a message with tool calls, its thought apart; `prefix` are the tokens before it.
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> AssistantTurn:
+        """Parse a completion into an answer with tool calls, its thought apart; `prefix` are the tokens before it.
         Special tokens are part of the text, except the token of `eos_ids` that ended the completion."""
-        message, whole = self.parse(ids, prefix, tools), self._without_end(ids, eos_ids)
+        message = self.parse(ids, prefix, tools)
+        whole = ids[:-1] if ids and ids[-1] in eos_ids else ids
         thought, answer = self.split_thought(whole, prefix)
         if self.thoughts is not None and answer is not None:
             answer = answer.removeprefix(self.thoughts.header)
         if message is None or answer is None:  # what is called inside a thought is no call
-            message = {"role": "assistant", "content": answer or ""}
-        if thought:
-            message[THOUGHT_KEYS[0]] = thought
+            message = {"content": answer or ""}
         tagged = str(self.tokenizer.decode(whole)).removesuffix(answer or "") if thought else ""
-        return self._parsed(message, tools, tagged)
+        return self._turn(message, tools, thought or thought_of(message), tagged)
 
-    def _parsed(self, message: Message, tools: Schemas, thought: str) -> ParsedTurn:
-        """A message with its tool calls, which may be in its text. `thought`: that of the answer, with its tags."""
+    def _turn(self, message: Message, tools: Schemas, thought: str, tagged: str) -> AssistantTurn:
+        """An answer, whose tool calls may be in its text. `tagged`: its thought with its tags."""
         content, calls = str(message["content"]), list[ToolCall]()
         if message.get("tool_calls"):
             calls = [parse_call(call.get("function") or call) for call in message["tool_calls"]]
         elif tools:
             content, calls = read_calls(content)
-        if calls:
-            message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
-        if self.keeps_thoughts and thought:
-            content = thought + content
-            message = {**without_thought(message), "content": content}
-        return message, AssistantTurn(content, tuple(calls), thought=thought_of(message))
-
-    def _without_end(self, ids: list[int], eos_ids: Sequence[int]) -> list[int]:
-        """The completion without the token that ended it and the padding after that token; other padding tokens were
-        sampled by the policy and are kept."""
-        length = len(ids)
-        while length and ids[length - 1] not in eos_ids and ids[length - 1] == self.tokenizer.pad_token_id:
-            length -= 1
-        return ids[: length - 1] if length and ids[length - 1] in eos_ids else ids
+        if self.keeps_thoughts and tagged:
+            content, thought = tagged + content, ""
+        return AssistantTurn(clean(content), tuple(calls), thought)
 
     # -- thoughts
 
@@ -231,27 +200,24 @@ class ChatFormat:
 
         When a message of one of the roles in `following` is added, the rendering must start with the previous one.
         """
-        asked, thought = [QUESTION, _assistant_message()], _assistant_message(_THOUGHT)
-        pairs: list[tuple[list[Message], Message]] = []
-        if "user" in following:
-            befores = asked, [QUESTION, thought], [*asked, QUESTION, thought]
-            pairs += [(before, QUESTION) for before in befores]
-        if "tool" in following:
-            pairs.append(([QUESTION, _TOOL_CALL], {"role": "tool", "name": "tool", "content": "result"}))
-        for before, message in pairs:
-            try:
-                whole = self.render([*before, message], **_GENERATE)
-                if not whole.startswith(self._rendered_without_end(before)):
-                    return "is not prefix-preserving: it renders earlier turns differently later"
-            except Exception as error:
-                return f"refuses a conversation of two turns ({describe_error(error)})"
+        asked, thought = [QUESTION, _assistant_message()], [QUESTION, _assistant_message(_THOUGHT)]
+        result: Message = {"role": "tool", "name": "tool", "content": "result"}
+        befores = {"user": [asked, thought, asked + thought], "tool": [[QUESTION, _tool_call("tool")]]}
+        try:
+            for role in following:
+                for before in befores[role]:
+                    whole = self.render([*before, QUESTION if role == "user" else result], **_GENERATE)
+                    if not whole.startswith(self._rendered_without_end(before)):
+                        return "is not prefix-preserving: it renders earlier turns differently later"
+        except EnvironmentFailed as error:
+            return f"refuses a conversation of two turns ({describe_error(error.__cause__ or error)})"
         return ""
 
     def drops_system(self) -> bool:
         """Whether the template leaves out a system message, without an error."""
         try:
             text = self.render([{"role": "system", "content": MARK}, QUESTION])
-        except Exception:  # a template may raise anything; prompt_text fails with the error of the environment's prompt
+        except EnvironmentFailed:  # as the prompt of an episode will
             return False
         return MARK not in text
 
@@ -272,6 +238,10 @@ def _assistant_message(thought: str = "") -> Message:
     return {"role": "assistant", "content": thought + MARK}
 
 
+def _tool_call(name: str) -> Message:
+    return {"role": "assistant", "content": "", "tool_calls": [ToolCall(name).as_message_part()]}
+
+
 def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatFormat:
     """The chat format for conversations that continue with messages of these roles: the model's, or TRL's
     prefix-preserving version of it.
@@ -281,9 +251,10 @@ def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatForma
     """
     if "tool" in following:
         chat.check_tools()
-    problem = chat.problem(following)
-    other = replace(chat, template=chat.training_template) if problem else chat
-    if (other.template is None and problem) or other.problem(following):
+    if not (problem := chat.problem(following)):
+        return chat
+    other = replace(chat, template=chat.training_template)
+    if other.template is None or other.problem(following):
         raise ConfigError(
             f"chat_template: this model's template {problem}, so that\n"
             "the trained tokens would differ from the sampled ones; TRL has no version of it for training.\n"

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import AitrainError
+from aitrain.rollout.limits import EndOfTurn
 
 
 class Decoding(Enum):
@@ -75,6 +76,8 @@ class OutOfRepliesError(AitrainError):
 class Engine(ABC):
     """Samples token ids after token ids, with one version of the policy's weights."""
 
+    end: EndOfTurn
+    """What ends its completions."""
     weight_version: int | None = None
     """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
 
@@ -122,6 +125,9 @@ class Trajectory:
     logprobs: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
     """Where each turn of the policy begins in `ids`."""
+    thoughts: list[int] = field(default_factory=list)
+    """Sampled tokens of each turn's thought: all of the turn's if it ends inside the thought. Empty if the model has no
+    thoughts."""
     ended_by_policy: bool = False
     """Whether the policy ended its last completion, which was then not cut off."""
     stop: str | None = None
@@ -146,12 +152,6 @@ class Trajectory:
     def context(self) -> list[int]:
         """All token ids so far."""
         return self.prompt_ids + self.ids
-
-    @property
-    def last_turn(self) -> tuple[list[int], list[int]]:
-        """The token ids before the last turn of the policy, and those of the turn."""
-        start = self.turns[-1]
-        return self.prompt_ids + self.ids[:start], self.ids[start:]
 
     @property
     def sampled_tokens(self) -> int:

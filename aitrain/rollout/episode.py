@@ -19,7 +19,7 @@ from aitrain.environment.session import (
 )
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import Failure
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
+from aitrain.rollout.chat_format import ChatFormat, Schemas
 from aitrain.rollout.engine import (
     Decoding,
     Engine,
@@ -28,22 +28,23 @@ from aitrain.rollout.engine import (
     OutOfRepliesError,
     Trajectory,
 )
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import Limits
 
 T = TypeVar("T")
 
-STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout", "no_room")
-"""Why an episode ended: by the environment (done, or max_tokens if the last completion was cut off), by --rl-max-turns,
-without room for another completion (truncated), by a failure, or before it began, as its prompt left no room."""
-
-TRUNCATED = ("max_tokens", "max_turns", "truncated")
-"""The members of STOPS that are limits."""
-
-LIMITS = {
+STOPS = {
+    "done": "the environment ended the episode",
+    "max_tokens": "the environment ended the episode, whose last answer was cut off",
     "max_turns": "the episode has had --rl-max-turns answers",
     "truncated": "the episode has no room for another answer (--rl-max-episode-tokens, or the model's context)",
+    "env_error": "the environment failed",
+    "env_timeout": "a call of the environment did not return in time",
+    "no_room": "the prompt leaves no room for an answer",
 }
-"""Messages of EpisodeTruncated, by the limit that ended the episode."""
+"""Why an episode ended."""
+
+LIMITS = ("max_turns", "truncated")
+"""The members of STOPS that the environment has no part in."""
 
 
 @dataclass(eq=False)
@@ -61,9 +62,6 @@ class Episode(EnvSession):
     """The prompt as the chat template renders it; empty before that."""
     tool_calls: int = 0
     wrong_tool_calls: int = 0
-    thought_tokens: list[int] = field(default_factory=list)
-    """Sampled tokens of each turn's thought: all of the turn's if it ends inside the thought. Empty if the model has no
-    thoughts."""
     too_long: int | None = None
     """Tokens of a prompt that leaves no room for an answer, so that the episode is dropped: it takes no part."""
 
@@ -107,7 +105,7 @@ class Episode(EnvSession):
     @property
     def is_truncated(self) -> bool:
         """Whether a limit ended it, and not the environment."""
-        return self.stop in TRUNCATED
+        return self.stop in (*LIMITS, "max_tokens")
 
     @property
     def failure_message(self) -> str:
@@ -123,8 +121,8 @@ class Rollout:
     runner: Runner
     engine: Engine
     chat: ChatFormat
-    limits: Limits
-    end: EndOfTurn
+    context: int | None
+    """Maximum tokens of prompt and completions together."""
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Context in which environments score, such as one that serves their calls of the model."""
 
@@ -175,6 +173,9 @@ class Rollout:
         finally:
             await call_parts(self.runner, EnvRunner.end, episodes)
 
+    def _limits(self, episode: Episode) -> Limits:
+        return Limits.of(self.runner.part_of(episode.case).config, self.context)
+
     def _render_prompt(self, episode: Episode) -> None:
         reset, trajectory = episode.reset, episode.trajectory
         if not episode.is_chat:
@@ -183,13 +184,13 @@ class Rollout:
             self.chat.check_tools()
         episode.rendered_prompt, ids = self.chat.render_prompt(episode.prompt, reset.tools)
         trajectory.prompt_ids = ids
-        if self.limits.of(episode.case.env).room(len(ids), 0) < 1:
+        if self._limits(episode).room(len(ids), 0) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
             episode.too_long = len(ids)
 
     async def _converse(self, episode: Episode, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
-        trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
+        trajectory, limits = episode.trajectory, self._limits(episode)
         request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, episode.index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
@@ -208,24 +209,20 @@ class Rollout:
             if episode.failure is not None:
                 return
             self._render_prompt(episode)
-            chat = self._chat_of(episode, episode.is_chat)
+            chat = self._chat_of(episode)
             tools = episode.reset.tools if episode.reset.runs_tools else ()
             while trajectory.stop is None:
                 room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
                 asked = replace(request, max_tokens=room)
-                message, turn = await sample_turn(self.engine, chat, trajectory, asked, self.end, tools)
-                if chat.thoughts is not None:
-                    before, ids = trajectory.last_turn
-                    of_turn = trajectory.mask[trajectory.turns[-1] :]
-                    episode.thought_tokens.append(sum(of_turn[: chat.thought_tokens(ids, before)]))
-                episode.messages.append(message)
+                turn = await sample_turn(self.engine, chat, trajectory, asked, tools)
+                episode.messages.append(turn.message)
                 episode.tool_calls += len(turn.calls)
                 episode.wrong_tool_calls += sum(bool(call.problem) for call in turn.calls)
                 response = await respond(turn)
                 episode.wrong_tool_calls += response.wrong_calls
                 trajectory.stop = self._apply(episode, response)
             if trajectory.stop in LIMITS and self.runner.part_of(episode.case).kind == "rollout":
-                await respond(AssistantTurn("", limit=LIMITS[trajectory.stop]))
+                await respond(AssistantTurn("", limit=STOPS[trajectory.stop]))
         except EnvironmentFailed as error:
             failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
             episode.result = ScoreResult(None, failure=failure)
@@ -239,22 +236,21 @@ class Rollout:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
         chat, said = self._chat_of(episode), Trajectory(self.chat.prompt_ids(asked.prompt or [], asked.tools))
         count = len(said.prompt_ids)
-        room = self.limits.of(episode.case.env).room(count, 0)
+        room = self._limits(episode).room(count, 0)
         if room < 1:
             return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
         seed = SampleSeed(episode.sampling.next_call())
         request = replace(request, max_tokens=room, seed=seed)
-        _, turn = await sample_turn(self.engine, chat, said, request, self.end, asked.tools)
-        return turn
+        return await sample_turn(self.engine, chat, said, request, asked.tools)
 
-    def _chat_of(self, episode: Episode, has_template: bool = True) -> ChatFormat:
+    def _chat_of(self, episode: Episode) -> ChatFormat:
         """The chat format of an episode; a prompt that is a string has no template, and so no thoughts."""
-        sees_thoughts = self.runner.part_of(episode.case).sees_thoughts
-        return replace(self.chat, keeps_thoughts=sees_thoughts, thoughts=self.chat.thoughts if has_template else None)
+        thoughts = self.chat.thoughts if episode.is_chat else None
+        return replace(self.chat, keeps_thoughts=self.runner.part_of(episode.case).sees_thoughts, thoughts=thoughts)
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
-        trajectory, limits = episode.trajectory, self.limits.of(episode.case.env)
+        trajectory, limits = episode.trajectory, self._limits(episode)
         if response.is_over:
             episode.messages += response.messages
             return "done" if trajectory.ended_by_policy else "max_tokens"
@@ -276,10 +272,11 @@ class Rollout:
                     lambda part, own: part.score({one: one.transcript for one in own if one.too_long is None}),
                     episodes,
                 )
+        filler = self.engine.end.eos_ids[0]
         for trajectory in (episode.trajectory for episode in episodes):  # TRL takes no empty prompt or completion
-            trajectory.prompt_ids = trajectory.prompt_ids or [self.end.eos_ids[0]]
+            trajectory.prompt_ids = trajectory.prompt_ids or [filler]
             if not trajectory.ids:
-                trajectory.append_env_tokens([self.end.eos_ids[0]])
+                trajectory.append_env_tokens([filler])
 
 
 async def sample_turn(
@@ -287,36 +284,34 @@ async def sample_turn(
     chat: ChatFormat,
     trajectory: Trajectory,
     request: GenerationRequest,
-    end: EndOfTurn,
     tools: Schemas = (),
-) -> ParsedTurn:
-    """Append a turn of the policy, of at most `request.max_tokens` tokens; returns it as a message of the conversation,
-    and as the environment gets it.
+) -> AssistantTurn:
+    """Append a turn of the policy, of at most `request.max_tokens` tokens; returns it as the environment gets it.
 
     A thought that has as many tokens as its budget is ended: the tokens of its end are appended, and are not sampled;
     then the policy answers.
     """
-    start, room = len(trajectory.ids), request.max_tokens
+    before, start, room = trajectory.context, len(trajectory.ids), request.max_tokens
     budget = min(room, chat.thinking) if chat.thoughts and isinstance(chat.thinking, int) else room
 
-    async def sample(max_tokens: int) -> None:
+    async def sample(max_tokens: int) -> list[int]:
         seed, continues_turn = replace(request.seed, position=trajectory.sampled_tokens), len(trajectory.ids) > start
         asked = replace(request, prompt_ids=trajectory.context, max_tokens=max_tokens, seed=seed)
         trajectory.append_completion(await engine.generate(asked), continues_turn)
+        return trajectory.ids[start:]
 
-    await sample(budget)
-    before, said = trajectory.last_turn
+    said = await sample(budget)
     if not trajectory.ended_by_policy and len(said) >= budget:
         ending = list[int]()
         if chat.thoughts is not None and chat.thought_tokens(said, before) is None:
             ending = chat.tokenizer.encode(chat.thoughts.ending, add_special_tokens=False)
         if (left := room - len(said) - len(ending)) > 0:
             trajectory.append_env_tokens(ending)
-            await sample(left)
-            before, said = trajectory.last_turn
-    message, turn = chat.read(said, before, tools, end.eos_ids)
-    is_cut = not trajectory.ended_by_policy
-    return message, replace(turn, prompt_tokens=len(before), tokens=len(said), is_cut=is_cut)
+            said = await sample(left)
+    if chat.thoughts is not None:
+        trajectory.thoughts.append(sum(trajectory.mask[start:][: chat.thought_tokens(said, before)]))
+    turn = chat.read(said, before, tools, engine.end.eos_ids)
+    return replace(turn, prompt_tokens=len(before), tokens=len(said), is_cut=not trajectory.ended_by_policy)
 
 
 async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:

@@ -1,12 +1,9 @@
 """Limits on the length of an episode, and what ends a completion."""
 
-from __future__ import annotations
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-from aitrain.environment.runner import Runner
 from aitrain.options.train import TrainConfig
 
 EXTRA_TOKENS = 8
@@ -22,12 +19,11 @@ class Limits:
     turn_tokens: int
     episode_tokens: int | None = None
     context: int | None = None
-    by_env: Mapping[str, Limits] = field(default_factory=dict)
-    """The limits of each environment, in a run with several; these here are the largest."""
 
-    def of(self, env: str) -> Limits:
-        """The limits of the episodes of an environment."""
-        return self.by_env.get(env, self)
+    @classmethod
+    def of(cls, config: TrainConfig, context: int | None) -> Self:
+        """The limits of the episodes of an environment, which has these options."""
+        return cls(config.rl_max_turns, config.completion_tokens, config.rl_max_episode_tokens, context)
 
     def room(self, prompt: int, completion: int) -> int:
         """Maximum tokens of the next completion, after a prompt of `prompt` tokens and `completion` further ones."""
@@ -37,15 +33,6 @@ class Limits:
         if self.context is not None:
             room = min(room, self.context - prompt - completion)
         return room
-
-
-def limits_of(runner: Runner, context: int | None) -> Limits:
-    """The limits of a run's episodes, by the options of each environment."""
-
-    def of(config: TrainConfig) -> Limits:
-        return Limits(config.rl_max_turns, config.completion_tokens, config.rl_max_episode_tokens, context)
-
-    return replace(of(runner.config), by_env={name: of(part.config) for name, part in runner.parts.items() if name})
 
 
 @dataclass(frozen=True)

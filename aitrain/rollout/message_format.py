@@ -12,11 +12,14 @@ from aitrain.environment.completion_parser import THINK, thought_of
 from aitrain.environment.contract import Prompt, as_messages
 from aitrain.environment.dataset import canonical_text
 from aitrain.environment.runner import AbsentModel
-from aitrain.environment.session import Message
-from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
+from aitrain.environment.session import AssistantTurn, Message
+from aitrain.rollout.chat_format import ChatFormat, Schemas
+from aitrain.rollout.limits import EndOfTurn
 
 FILLER = 0
-"""Token id without a message; the first one of `EndOfTurn.eos_ids`."""
+"""Token id without a message."""
+END = EndOfTurn([FILLER])
+"""That of engines whose completions are messages."""
 BEHIND_API = "an address has none"
 
 
@@ -44,15 +47,16 @@ class MessageFormat(ChatFormat):
             messages = [{**message, "role": "user"} for message in messages]
         return [self._add(messages)]
 
-    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
-        """The message of a completion, with its tool calls."""
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> AssistantTurn:
+        """The answer that a completion is, with its tool calls."""
         ((message,), _) = self.parts[ids[0]]
         if not tools:
             message = {name: value for name, value in message.items() if name != "tool_calls"}
         thought = thought_of(message)
         has_ended = message["content"] or message.get("tool_calls")
         tagged = f"{THINK.begin}\n{thought}{THINK.ending if has_ended else ''}" if thought else ""
-        return self._parsed(message, tools, tagged)  # a server without a parser of tool calls leaves them in the text
+        # a server without a parser of tool calls leaves them in the text
+        return self._turn(message, tools, thought, tagged)
 
     def completion_ids(self, message: Message, tokens: int = 1) -> list[int]:
         """Ids of an answer, as many as its tokens."""

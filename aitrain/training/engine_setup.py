@@ -54,7 +54,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     """Rollouts with the trainer's weights, by transformers or vLLM."""
     end = EndOfTurn(trainer.eos_token_ids, trainer.sampling.stop, inputs.tokenizer)
     runner, accelerator = inputs.runner, trainer.accelerator
-    context, is_alone, is_ahead = inputs.limits.context, accelerator.num_processes == 1, runner.config.rl_ahead > 0
+    context, is_alone, is_ahead = inputs.context_tokens, accelerator.num_processes == 1, runner.config.rl_ahead > 0
     policy = accelerator.unwrap_model(trainer.model)
     count_forward_passes(policy)
     completer: BatchingEngine | VLLMServerEngine | None = None
@@ -79,7 +79,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     refusal = NOT_CALLED if is_ahead or (trainer.is_fsdp_enabled and not is_alone) else ""
     scoring = offer_model(runner, policy, inputs.chat.tokenizer, completer, refusal)
     return PolicyRollouts(
-        Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring),
+        Rollout(runner, engine, inputs.chat, context, scoring),
         accelerator,
         trainer.args.seed,
         trainer.run.note,

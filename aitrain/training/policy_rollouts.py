@@ -108,7 +108,7 @@ class PolicyRollouts:
         if dropped and not self.failures.has_noted_dropped:
             self.failures.has_noted_dropped = True
             self.notify(
-                f"{dropped}, which leaves no room for an answer in a context of {self.rollout.limits.context}. Dropped"
+                f"{dropped}, which leaves no room for an answer in a context of {self.rollout.context}. Dropped"
                 " cases take no part (metric stopped/no_room)."
             )
         for env in dict.fromkeys(one.env for one in played):

@@ -17,7 +17,6 @@ from aitrain.batch import plan_batch, schedule_cases
 from aitrain.engines.server_check import ServerNeeds, check_servers
 from aitrain.environment.dataset import fingerprint
 from aitrain.errors import ConfigError
-from aitrain.rollout.limits import limits_of
 from aitrain.runs.checkpoint import Manifest, weights_stamp
 from aitrain.runs.run_folder import write_json
 from aitrain.training.algorithm import AlgorithmParts, custom_callbacks
@@ -181,13 +180,12 @@ def _inputs(context: RunContext, precision: Precision, processes: int) -> Traine
         context_tokens = fit_vllm(arguments, config, completion, whole)
     if context.checkpoint is not None:
         refuse_fewer_steps(context.checkpoint, schedule.steps)
-    limits = limits_of(context.runner, context_tokens)
     server = None
     if config.weight_sync is not None and not is_dry_run:
         rank = config.lora_r if config.weight_sync == "adapter" else None
-        needs = ServerNeeds(model_path(config.model), limits.context or 0, rank)
+        needs = ServerNeeds(model_path(config.model), context_tokens or 0, rank)
         server = check_servers(config.vllm_server_urls, needs)
     return TrainerInputs(
-        model, tokenizer, arguments, split, context.runner, shown.chat, limits, prompts, schedule, batch,
+        model, tokenizer, arguments, split, context.runner, shown.chat, context_tokens, prompts, schedule, batch,
         lora_config(config, model), algorithm, callbacks, server,
     )  # fmt: skip

@@ -93,7 +93,6 @@ from aitrain.engines.shared_cache import padded
 from aitrain.environment.runner import Runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Trajectory
-from aitrain.rollout.limits import Limits
 from aitrain.training.algorithm import (
     AlgorithmParts,
     has_advantages,
@@ -142,7 +141,8 @@ class TrainerInputs:
     split: DatasetSplit
     runner: Runner
     chat: ChatFormat
-    limits: Limits
+    context_tokens: int | None
+    """Maximum tokens of prompt and completions together."""
     prompts: Mapping[str, PromptLimit]
     """Which prompts of each environment are used."""
     schedule: CaseSchedule

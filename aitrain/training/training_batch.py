@@ -135,8 +135,8 @@ def episode_metrics(episode: Episode) -> dict[str, float]:
     env, score = episode.case.env, episode.result.score
     own = f"env/{env}/" if env else "env/"
     trajectory, thoughts = episode.trajectory, dict[str, float]()
-    if episode.thought_tokens:
-        thought, is_cut = sum(episode.thought_tokens), episode.thought_tokens[-1] == trajectory.turn_lengths[-1]
+    if trajectory.thoughts:
+        thought, is_cut = sum(trajectory.thoughts), trajectory.thoughts[-1] == trajectory.turn_lengths[-1]
         thoughts = {"thinking/tokens": float(thought), "thinking/answer_tokens": trajectory.sampled_tokens - thought}
         thoughts |= {"thinking/without_answer": float(is_cut)}
     return {

@@ -36,15 +36,14 @@ def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
     Environment responses are limited by `rl_max_episode_tokens` and the context alone; without the former only the
     model's own tokens are counted. A prompt that the environment's opening makes is not counted.
     """
-    limits = inputs.limits
     prompt = max(1, *(inputs.prompts[case.env].length_of(case) for case in inputs.split.train))
     completion = 1
-    for name, runner in inputs.runner.parts.items():
-        own = limits.of(name)
-        of_episode = own.episode_tokens or own.turns * own.turn_tokens
-        completion = max(completion, of_episode if runner.has_sessions else own.turn_tokens)
-    if limits.context is not None:
-        completion = max(1, min(completion, limits.context - prompt))
+    for runner in inputs.runner.parts.values():
+        own = runner.config
+        of_episode = own.rl_max_episode_tokens or own.rl_max_turns * own.completion_tokens
+        completion = max(completion, of_episode if runner.has_sessions else own.completion_tokens)
+    if inputs.context_tokens is not None:
+        completion = max(1, min(completion, inputs.context_tokens - prompt))
     return LongestShapes(prompt, completion)
 
 

@@ -17,7 +17,7 @@ from aitrain.environment.contract import Case
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.rollout.engine import Decoding
-from aitrain.rollout.episode import Rollout
+from aitrain.rollout.episode import STOPS, Rollout
 from aitrain.rollout.event_loop import event_loop
 from aitrain.runs.records import TranscriptMessage
 from aitrain.ui.output import escape_controls
@@ -57,7 +57,8 @@ def play(
     stop, turns = episode.stop, len(episode.trajectory.turns)
     if episode.result.failure is not None:
         raise EnvironmentFailed(episode.failure_message)
-    show_heading(console, f"{STOPS[stop]} ({stop}, {turns} turn{'' if turns == 1 else 's'})")
+    why = STOPS.get(stop, "there is no further answer")
+    show_heading(console, f"{why} ({stop}, {turns} turn{'' if turns == 1 else 's'})")
     score, metrics = episode.result.score, dict(episode.result.metrics)
     unscored = Text("score none: unscored, left out of training", style="yellow")
     console.print(unscored if score is None else f"score {score:.3f}")
@@ -157,16 +158,6 @@ class Person:
 
 
 # -- how texts are shown, by the other commands too
-
-STOPS = {
-    "done": "the environment ended the episode",
-    "max_tokens": "the environment ended the episode, its last answer was cut off",
-    "max_turns": "the limit of turns ended the episode",
-    "truncated": "no room for another answer",
-    "no_room": "the prompt leaves no room for an answer",
-    "out_of_replies": "there is no further answer",
-}
-"""Why an episode ended, in words."""
 
 
 def show_heading(console: Console, text: str) -> None:

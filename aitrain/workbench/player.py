@@ -17,8 +17,7 @@ from aitrain.execution.user_code import users_errors
 from aitrain.rollout.engine import Completion, Engine, GenerationRequest, OutOfRepliesError
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import event_loop
-from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.rollout.message_format import FILLER, MessageFormat
+from aitrain.rollout.message_format import END, MessageFormat
 
 JUNK_TEXT = "qwzx jjkp 0x1f ~~ lorem vv"
 """An answer without meaning: no words of a task, no number, no format."""
@@ -110,6 +109,7 @@ class WrittenReplies(Engine):
 
     chat: MessageFormat
     policies: defaultdict[int, Policy]
+    end = END
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """The policy's next reply.
@@ -130,8 +130,7 @@ class WrittenReplies(Engine):
 def rollout_of(runner: EnvRunner, policies: defaultdict[int, Policy]) -> Rollout:
     """Rollouts whose completions are the replies of policies, see WrittenReplies."""
     chat = MessageFormat()
-    limits = Limits(runner.config.rl_max_turns, turn_tokens=1)
-    return Rollout(runner, WrittenReplies(chat, policies), chat, limits, EndOfTurn([FILLER]))
+    return Rollout(runner, WrittenReplies(chat, policies), chat, None)
 
 
 # -- playing

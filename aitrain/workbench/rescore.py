@@ -13,12 +13,13 @@ from typing import Any
 from rich.console import Console
 
 from aitrain.environment.completion_parser import short
-from aitrain.environment.contract import Case, as_messages, env_kind
-from aitrain.environment.served_environment import ServedEnvironment
+from aitrain.environment.contract import Case
+from aitrain.environment.rollout_session import is_served
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.session import Message
-from aitrain.errors import ConfigError, EnvironmentFailed, RunFailed
+from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.redaction import to_jsonable
-from aitrain.rollout.episode import Episode
+from aitrain.rollout.episode import LIMITS, Episode
 from aitrain.runs.records import RolloutRecord, row_columns
 from aitrain.runs.rollout_index import prompt_excerpt
 from aitrain.workbench.opening import OpenedEnvironment
@@ -41,31 +42,27 @@ class SavedEpisode:
     problem = ""
     """Why it cannot be scored again; empty if it can."""
 
-    def __init__(self, record: RolloutRecord, environment: object, known: Mapping[int, Case]) -> None:
+    def __init__(self, record: RolloutRecord, runner: EnvRunner, known: Mapping[int | None, Case]) -> None:
         """`known` are today's cases, by their numbers."""
-        self.record = record
-        asked = len(as_messages(record.prompt))
-        self.answers = [message for message in record.messages[asked:] if message.get("role") == "assistant"]
-        number = -1 if record.row_number is None else record.row_number
-        self.case = Case(record.case_idx, record.prompt, {**record.row, "prompt": record.prompt}, number)
-        today = known.get(number)
-        self.is_from_record = True
+        self.record, today = record, known.get(record.row_number)
+        if today and (to_jsonable(today.prompt) != record.prompt or row_columns(today.row) != record.row):
+            today = None
+        self.is_from_record = today is None
         """Whether its case is not in today's dataset, so that it is scored with the saved row."""
-        if today and to_jsonable(today.prompt) == record.prompt and row_columns(today.row) == record.row:
-            self.case, self.is_from_record = today, False
-        if not self.answers:
+        self.case = today or Case(record.case_idx, record.prompt, {**record.row, "prompt": record.prompt})
+        if not record.turns:
             self.problem = "it has no answer"
-        elif env_kind(environment) == "score_episode" and record.stop == "truncated":
+        elif runner.kind == "score_episode" and record.stop == "truncated":
             self.problem = "it was cut off after a tool call"
-        elif self.is_from_record and isinstance(environment, ServedEnvironment):
+        elif self.is_from_record and is_served(runner.environment):
             self.problem = "its row is not in the dataset of the environment's server, which scores no other rows"
         elif self.is_from_record and any(str(value).startswith("(left out: ") for value in record.row.values()):
             self.problem = "a column was too long to be saved, and the row is not in today's dataset"
 
     def __call__(self, said: Conversation) -> Message | None:
-        """The next recorded answer; None after the last one, and where the conversations part."""
-        has_answer = said.answers < len(self.answers) and self._agrees(said.messages)
-        return self.answers[said.answers] if has_answer else None
+        """The answer that follows in the record; None after the last one, and where the conversations part."""
+        following = self.record.messages[len(said.messages) :][:1] if self._agrees(said.messages) else []
+        return following[0] if following and following[0].get("role") == "assistant" else None
 
     def _agrees(self, said: Sequence[Message]) -> bool:
         """Whether a conversation is the record, or the beginning of one of them is the other."""
@@ -73,13 +70,11 @@ class SavedEpisode:
 
     def take(self, replayed: Episode) -> None:
         """Take today's score of the replayed episode, if it is one of the recorded episode."""
-        said, recorded, stop = replayed.as_member.messages, self.record.messages, self.record.stop
-        failure, is_cut_off = replayed.result.failure, stop in ("max_turns", "truncated")
-        may_go_on = is_cut_off or stop in ("env_error", "env_timeout")
+        said, failure = replayed.conversation, replayed.result.failure
         # the environment must be over where it had ended the episode, and go on where a limit had cut it off
-        ends_alike = is_cut_off != (replayed.stop == "done")
-        is_same = ends_alike and (len(said) == len(recorded) or (len(said) > len(recorded) and may_go_on))
-        if self._agrees(said) and (is_same or failure):  # whose score is missing, which is a result
+        ends_alike = (self.record.stop in LIMITS) != (replayed.stop == "done")
+        is_whole = ends_alike and len(said) >= len(self.record.messages)
+        if self._agrees(said) and (is_whole or failure):  # whose score is missing, which is a result
             self.after = replayed.result.score
             self.failure = f"{failure.place} {failure.message}".strip() if failure else ""
         else:
@@ -110,21 +105,21 @@ def rescore(opened: OpenedEnvironment, records: Iterable[RolloutRecord], first: 
     Raises:
         ConfigError: the environment scores groups of episodes together, or plays them itself.
     """
-    known = {case.number + first: case for case in opened.all_cases}
+    known: dict[int | None, Case] = {case.number + first: case for case in opened.all_cases}
     records, runner = iter(records), opened.runner
     with closing(Player(runner)) as player:
         if runner.scores_groups or runner.kind == "rollout":
             raise ConfigError(
                 "rescore: saved episodes are replayed one by one, which neither score_group nor rollout allow"
             )
-        while batch := [SavedEpisode(record, runner.environment, known) for record in islice(records, BATCH)]:
+        while batch := [SavedEpisode(record, runner, known) for record in islice(records, BATCH)]:
             ready = [one for one in batch if not one.problem]
             played = player.play([(one.case, one) for one in ready], [one.record.seed or 0 for one in ready])
             for one, replayed in zip(ready, played, strict=True):
                 one.take(replayed)
             for one in batch:  # a run may have many
                 one.record = replace(one.record, row={}, tools=[], messages=[], turns=(), rendered_prompt="")
-                del one.answers, one.case
+                del one.case
             yield from batch
 
 
@@ -136,16 +131,13 @@ def report(episodes: Sequence[SavedEpisode], most: int) -> dict[str, Any]:
     cases, and of several environments for each; the `most` changed episodes, and what could not be scored again.
 
     Raises:
-        EnvironmentFailed: today's scorer failed on all of them.
-        RunFailed: none could be given to it.
+        EnvironmentFailed: today's scorer gave none of them a score.
     """
     failures = Counter(one.failure for one in episodes if one.failure).most_common()
     problems = Counter(one.problem for one in episodes if one.problem).most_common()
     if all(one.after is None for one in episodes):
-        none = f"None of {len(episodes)} episodes could be scored again"
-        if failures:
-            raise EnvironmentFailed(f"{none}; {failures[0][1]} failed:\n{failures[0][0]}")
-        raise RunFailed(f"{none}: {problems[0][0] if problems else 'the score is None'}")
+        why, count = (failures + problems + [("the score is None", len(episodes))])[0]
+        raise EnvironmentFailed(f"None of {len(episodes)} episodes could be scored again; in {count}:\n{why}")
     by_phase = defaultdict[str, list[SavedEpisode]](list)
     for one in episodes:
         phase = f"held-out, {one.record.eval_phase.replace('_', ', ')}" if one.record.eval_phase else "training"

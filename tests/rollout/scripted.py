@@ -22,8 +22,6 @@ END = EndOfTurn([EOS])
 class Letters:
     """A tokenizer: one token is one character, and `$` ends a turn."""
 
-    pad_token_id = 0
-
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return [ord(letter) for letter in text]
 
@@ -48,7 +46,7 @@ class Scripted(Engine):
     """An engine: each answer is a function of the text so far."""
 
     def __init__(self, answer: Callable[[str], str]) -> None:
-        self.answer, self.requests = answer, list[GenerationRequest]()
+        self.end, self.answer, self.requests = END, answer, list[GenerationRequest]()
 
     async def generate(self, request: GenerationRequest) -> Completion:
         self.requests.append(request)
@@ -64,18 +62,25 @@ def cases(count: int = 1, chat: bool = True) -> list[Case]:
 
 def play(
     environment: object, engine: Engine, limits: Limits | None = None, of: Sequence[Case] = (),
-    chat: Any = None, notify: Callable[[str], None] | None = None, end: EndOfTurn = END,
+    chat: Any = None, notify: Callable[[str], None] | None = None,
     decoding: Decoding = Decoding.SEEDED, **options: Any,
 ) -> list[Episode]:  # fmt: skip
     """Episodes of these cases (one, if none are given), played to their end."""
+    most = limits or Limits(9, 99)
+    config = TrainConfig(
+        rl_max_turns=most.turns,
+        rl_max_new_tokens=most.turn_tokens,
+        rl_max_episode_tokens=most.episode_tokens,
+        **options,
+    )
 
     async def rollout(runner: EnvRunner) -> list[Episode]:
         runner.notify = notify or runner.notify
         chosen = of or cases()
-        played = Rollout(runner, engine, chat or ChatFormat(Letters()), limits or Limits(9, 99), end)
+        played = Rollout(runner, engine, chat or ChatFormat(Letters()), most.context)
         return await played.play(chosen, range(len(chosen)), range(100, 100 + len(chosen)), decoding)
 
-    with closing(start_runner(environment, TrainConfig(**options))) as runner:
+    with closing(start_runner(environment, config)) as runner:
         return asyncio.run(rollout(runner))
 
 

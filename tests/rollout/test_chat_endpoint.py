@@ -19,8 +19,8 @@ from aitrain.environment.judges import model_judge
 from aitrain.errors import RunFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.rollout.message_format import FILLER, MessageFormat
+from aitrain.rollout.limits import Limits
+from aitrain.rollout.message_format import MessageFormat
 from aitrain.training.training_batch import episode_record
 from tests.rollout import scripted
 from tests.rollout.scripted import Asks, assistant, cases, user
@@ -51,13 +51,13 @@ def play(
     decoding: Decoding = Decoding.SEEDED, **options: Any,
 ) -> list[Episode]:  # fmt: skip
     chat, sampling = MessageFormat(), Sampling.of(TrainConfig(**options))
-    engine, end = ChatEndpoint(URL, "some-model", chat, sampling), EndOfTurn([FILLER])
+    engine = ChatEndpoint(URL, "some-model", chat, sampling)
     connections = model_judge._Connections()
     connections.client = httpx.AsyncClient(transport=httpx.MockTransport(server))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_judge, "_of_loop", defaultdict(lambda: connections))
         patch.setattr(model_judge, "FIRST_PAUSE", 0.0)
-        return scripted.play(environment, engine, limits, of, chat, end=end, decoding=decoding, **options)
+        return scripted.play(environment, engine, limits, of, chat, decoding=decoding, **options)
 
 
 class Echo(Asks):
@@ -99,7 +99,7 @@ class Looks(Asks):
 def test_messages_and_sampling_are_sent_and_the_answer_is_scored_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-from-the-environment")
     server = Server(lambda body: said("1?", tokens=7))
-    episodes = play(Echo(), server, cases(2), rl_temperature=0.5, rl_stop="END", rl_max_new_tokens=20)
+    episodes = play(Echo(), server, cases(2), rl_temperature=0.5, rl_stop="END")
 
     assert {one.result.score for one in episodes} == {0.0, 1.0}
     record = episode_record(episodes[1], step=0, weight_version=0)

@@ -46,6 +46,6 @@ def played(
     engine.generate = generate  # type: ignore[method-assign]
     chat = format_for_episodes(chat_format(tokenizer, TrainConfig(**options)), following)
     case = Case(0, environment.build_dataset()[0]["prompt"], {}, 0)
-    end = EndOfTurn([tokenizer.eos_token_id])
-    (episode,) = play(environment, engine, Limits(9, 200), [case], chat, end=end)
+    engine.end = EndOfTurn([tokenizer.eos_token_id])
+    (episode,) = play(environment, engine, Limits(9, 200), [case], chat)
     return episode, engine.requests

@@ -23,13 +23,12 @@ from aitrain.execution.failure import FailureCount
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
-from aitrain.rollout.limits import Limits
 from aitrain.runs.records import RolloutRecord
 from aitrain.training.batch_source import BatchSource, CaseOrder, CaseStream
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
-from tests.rollout.scripted import END, Letters, Scripted
+from tests.rollout.scripted import Letters, Scripted
 
 SIZE = 4
 """Episodes of a group."""
@@ -96,8 +95,8 @@ def on_ranks(ranks: int, environment: object, work: Callable[[PolicyRollouts], A
     together = Ranks(ranks)
 
     def on_rank(rank: int) -> Any:
-        runner = start_runner(environment, TrainConfig())
-        rollout = Rollout(runner, InTurn(), ChatFormat(Letters()), Limits(9, 99), END)
+        runner = start_runner(environment, TrainConfig(rl_max_turns=9))
+        rollout = Rollout(runner, InTurn(), ChatFormat(Letters()), None)
         accelerator: Any = SimpleNamespace(num_processes=ranks, process_index=rank)
         rollouts = PolicyRollouts(
             rollout, accelerator, 0, lambda _: None, FailureCount(), nullcontext, lambda: 0,

@@ -20,7 +20,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case, parse_score
 from aitrain.environment.runner import EnvRunner
 from aitrain.options.section import options_of
-from aitrain.rollout.limits import limits_of
+from aitrain.rollout.limits import Limits
 from aitrain.training import model
 from aitrain.training.algorithm import AlgorithmParts, custom_callbacks
 from aitrain.training.batch_source import batch_source
@@ -72,7 +72,7 @@ def context(config: TrainConfig) -> object:
 
 def limits(config: TrainConfig) -> object:
     """What ends an episode."""
-    return limits_of(EnvRunner(None, config), None)
+    return Limits.of(config, None)
 
 
 def batches(config: TrainConfig) -> object:

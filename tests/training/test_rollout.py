@@ -128,7 +128,6 @@ def test_a_template_that_is_not_prefix_preserving_is_swapped_for_the_one_for_tra
     ("written", "read"),
     [
         ("42<|im_end|>", "42"),
-        ("42<|im_end|><|endoftext|><|endoftext|>", "42"),
         ("42<|endoftext|><|endoftext|>", "42<|endoftext|><|endoftext|>"),
         ("4<|im_start|>2<|im_end|>", "4<|im_start|>2"),
         ("<|im_start|><|im_end|>", "<|im_start|>"),
@@ -140,8 +139,8 @@ def test_only_what_ended_an_answer_is_stripped(written: str, read: str) -> None:
     """Special tokens that the model writes inside an answer are part of it."""
     tokenizer = load_tokenizer(TrainConfig(model="tiny"))
     chat = chat_format(tokenizer, TrainConfig())
-    message, turn = chat.read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
-    assert message["content"] == turn.text == read
+    turn = chat.read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
+    assert turn.text == read
 
 
 # -- what is refused before a training

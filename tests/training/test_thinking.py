@@ -139,7 +139,7 @@ def test_off_works_in_chats_and_is_refused_with_prompts_that_are_strings(speaks:
     with pytest.raises(ConfigError, match="thinking: must be"):  # <think> has up to 7 tokens
         TrainConfig(thinking=6)
     episode, _ = played(Sums(), template(speaks, "qwen3"), thinks(), thinking="off")
-    assert (episode.result.score, episode.thought_tokens) == (1.0, [0])
+    assert (episode.result.score, episode.trajectory.thoughts) == (1.0, [0])
 
 
 def test_scores_see_the_answer_only_unless_the_environment_asks_for_all(speaks: Speaks) -> None:  # noqa: F811
@@ -167,8 +167,8 @@ def test_thoughts_that_are_asked_for_come_with_tools_too_whose_calls_are_not_tho
 def test_thoughts_of_an_address_are_put_between_tags_where_they_are_asked_for() -> None:
     chat = MessageFormat(keeps_thoughts=True)
     message = {"role": "assistant", "content": "42", "reasoning_content": "so"}
-    said, turn = chat.read(chat.completion_ids(message), [], ())
-    assert (said["content"], turn.text) == ("<think>\nso\n</think>\n\n42",) * 2
+    turn = chat.read(chat.completion_ids(message), [], ())
+    assert turn.message == {"role": "assistant", "content": "<think>\nso\n</think>\n\n42"}
 
 
 def test_a_model_without_thoughts_is_read_as_a_whole(speaks: Speaks) -> None:  # noqa: F811

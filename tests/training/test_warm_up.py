@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from aitrain import RunFailed
+from aitrain import RunFailed, TrainConfig
 from aitrain.batch import PassLimit
 from aitrain.jobs import grpo
-from aitrain.rollout.episode import Limits
 from aitrain.training import warm_up
 from aitrain.training.trainer import EpisodeTrainer
 from tests.finished_runs import Words
@@ -79,11 +78,11 @@ def test_too_little_memory_shows_before_anything_is_sampled(
 
 def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_the_context() -> None:
     def longest(turns: int, episode: int | None = None, context: int | None = None) -> int:
-        runner = SimpleNamespace(parts={"": SimpleNamespace(has_sessions=turns > 1)})
+        config = TrainConfig(rl_max_turns=turns, rl_max_new_tokens=100, rl_max_episode_tokens=episode)
+        runner = SimpleNamespace(parts={"": SimpleNamespace(has_sessions=turns > 1, config=config)})
         prompts = {"": SimpleNamespace(length_of=lambda case: 10)}
-        limits = Limits(turns, 100, episode, context)
         split = SimpleNamespace(train=[SimpleNamespace(env="")])
-        parts: Any = SimpleNamespace(runner=runner, prompts=prompts, split=split, limits=limits)
+        parts: Any = SimpleNamespace(runner=runner, prompts=prompts, split=split, context_tokens=context)
         return warm_up.longest_shapes(parts).completion
 
     assert longest(turns=1) == 100

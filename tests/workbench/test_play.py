@@ -83,7 +83,7 @@ def test_the_prompt_the_answer_the_score_and_the_metrics_are_shown() -> None:
         ),
         (Talk(), ["no"], ["there is no further answer (out_of_replies, 1 turn)", "score 0.000"]),
         (Talk(), ['["several\\nlines", "0"]'], ["score 1.000"]),
-        (Talk(), ["no"] * 4, ["the limit of turns ended the episode (max_turns, 3 turns)"]),
+        (Talk(), ["no"] * 4, ["the episode has had --rl-max-turns answers (max_turns, 3 turns)"]),
         (
             Add(), [call("add", first=2, second=3), "5"],
             ["-> add({\"first\": 2, \"second\": 3})\n    tool add: 5\n", "score 1.000"],

@@ -90,6 +90,13 @@ def test_a_case_that_the_dataset_has_no_more_is_scored_with_its_saved_row_unless
     assert "too long to be saved" in left_out.problem
 
 
+def test_an_answer_after_a_thought_is_scored_again() -> None:
+    records = saved(Exact())
+    for record in records:
+        record.messages[-1]["reasoning_content"] = "its number"
+    assert [(one.after, one.problem) for one in rescored(Lenient(), records)] == [(1.0, "")] * 4
+
+
 class Grouped(Exact):
     def score_group(self, texts: list[str], scores: list[float]) -> list[float]:
         return scores
@@ -197,12 +204,11 @@ def test_tools_run_again_in_a_replay_and_a_malformed_call_is_not_guessed(
 
 def test_each_environment_has_its_means_of_the_episodes_that_are_scored_before_and_now() -> None:
     scores = [("easy", 1.0, 0.0), ("easy", 1.0, 0.5), ("easy", None, 0.5), ("hard", 0.0, 0.5)]
-    episodes = [
-        SavedEpisode(RolloutRecord(step=3, eval_phase="after_greedy", score=before, environment=name), None, {})
-        for name, before, _ in scores
-    ]
-    for episode, (_, _, after) in zip(episodes, scores, strict=True):
-        episode.after = after
+    episodes = list[SavedEpisode]()
+    for name, before, after in scores:
+        record = RolloutRecord(step=3, eval_phase="after_greedy", score=before, environment=name)
+        episodes.append(SavedEpisode(record, EnvRunner(Exact(), TrainConfig()), {}))
+        episodes[-1].after = after
     found = report(episodes, 1)["phases"]
     assert {name: (one["mean_before"], one["mean_after"]) for name, one in found.items()} == {
         "held-out, after, greedy, easy": (1.0, 0.25), "held-out, after, greedy, hard": (0.0, 0.5),
