@@ -84,7 +84,7 @@ def test_without_a_key_of_the_users_it_makes_one_and_shows_it_and_becomes_vllm(
     run(LORA)
     port = free_port()
     with pytest.raises(BecomesVLLMError):
-        serve("mine", as_json=True, port=port)  # type: ignore[arg-type]
+        serve(model="mine", as_json=True, port=port)  # type: ignore[arg-type]
     said = json.loads(capsys.readouterr().out)
     _, words, variables = become.call_args.args
     assert (said["url"], said["model"], said["base"]) == (f"http://127.0.0.1:{port}/v1", "mine", "mine-base")
@@ -98,4 +98,4 @@ def test_a_port_on_which_another_server_listens_is_refused(run: Make, monkeypatc
     monkeypatch.setattr("aitrain.packages.installed", MagicMock())
     run(LORA)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="Address already in use"):
-        serve("mine", port=taken.getsockname()[1])  # type: ignore[arg-type]
+        serve(model="mine", port=taken.getsockname()[1])  # type: ignore[arg-type]
