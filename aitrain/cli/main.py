@@ -76,6 +76,7 @@ app = typer.Typer(
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
+        "color": False if os.environ.get("NO_COLOR") else None,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     },
     pretty_exceptions_enable=False,
