@@ -14,7 +14,6 @@ import typer
 from typer.core import TyperGroup
 
 import aitrain
-from aitrain import packages
 from aitrain.cli.flags import JobCommand
 from aitrain.errors import AitrainError, WorseError, write_error_file
 
@@ -86,18 +85,11 @@ for _name, _sentence in COMMANDS.items():
 
 
 @app.callback(invoke_without_command=True)
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-    constraints: Annotated[
-        bool, typer.Option("--constraints", help="Show the file of tested versions, for pip install -c.")
-    ] = False,
-) -> None:
+def options(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     """Fine-tune a language model with GRPO on a task of your own. --debug shows the traceback of an error, with any
     command."""
     if version:
         typer.echo(f"aitrain {aitrain.__version__}")
-    if constraints:
-        typer.echo(packages.CONSTRAINTS)
 
 
 def main() -> None:
