@@ -8,14 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from aitrain.cli.flags import (
-    AsJson,
-    RunName,
-    group,
-    print_json,
-    with_options,
-)
-from aitrain.errors import AitrainError, ConfigError
+from aitrain.cli.flags import AsJson, RunName, group, print_json, with_options
+from aitrain.errors import ConfigError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 
@@ -64,22 +58,17 @@ def check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.execution.process_tree import on_stop_signals
+    from aitrain.ui.output import show_error
     from aitrain.workbench.check.process import messages_of, report
 
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
-    request = {
-        "options": {**flags, "rl_env": env, "model": tokenizer},
-        "only": names,
-        "ask_judges": ask_judges,
-    }
+    request = {"options": {**flags, "rl_env": env, "model": tokenizer}, "only": names, "ask_judges": ask_judges}
     with on_stop_signals(signal.default_int_handler):
         document = report(messages_of(request), (lambda _: None) if as_json else typer.echo, verbose)
     if as_json:
         print_json(document)
     elif "error" in document:
-        error = AitrainError(document["error"])
-        error.exit_code = document["exit_code"]
-        raise error
+        show_error(document["error"], document["exit_code"])
     return int(document["exit_code"])
 
 
