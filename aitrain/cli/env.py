@@ -170,12 +170,11 @@ def rescore(
     from aitrain.ui.run_registry import run_named
 
     folder = run_named(run)
-    saved = run_options(folder.path)  # of a training or an eval
+    saved = run_options(folder.path, TrainConfig.model_fields)  # an eval has more
     with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
         model = read_model(str(saved["model"]))
         saved["model"] = "tiny" if model.kind == "url" else model.base
-    kept = {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
-    options = resolve(TrainConfig, None, flags, kept).model_dump(exclude_unset=True)
+    options = resolve(TrainConfig, None, flags, saved).model_dump(exclude_unset=True)
     return _on_terminal("rescore", options, run=str(folder.path), step=step, most=most, as_json=as_json)
 
 
