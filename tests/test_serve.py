@@ -61,6 +61,7 @@ def test_a_whole_model_has_the_name_of_its_run_the_context_that_fits_and_its_thi
     assert {"--served-model-name", "mine", "--max-model-len=auto"} <= set(words)
     assert not [word for word in words if "lora" in word or "--chat-template" in word]
     assert '--default-chat-template-kwargs={"enable_thinking": false, "thinking": false}' in words
+    assert '--default-chat-template-kwargs={"enable_thinking": true, "thinking": true}' in command("mine --thinking on")
 
 
 @pytest.mark.parametrize("odd", [{"bias": "all"}, {"alpha_pattern": {"q_proj": 64}}])
