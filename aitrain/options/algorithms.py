@@ -50,17 +50,6 @@ class Algorithm:
     trl: Mapping[str, str] = field(default_factory=dict)
     """Further fields of GRPOConfig, for generation with vLLM."""
 
-    def as_trl(self) -> dict[str, object]:
-        """Fields of GRPOConfig."""
-        return {
-            "loss_type": self.loss_type,
-            "importance_sampling_level": self.level,
-            "epsilon": self.clip[0],
-            "epsilon_high": self.clip[1],
-            "scale_rewards": self.scale,
-            **self.trl,
-        }
-
     def advantages(self, rewards: Tensor, size: int) -> Tensor | None:
         """The advantage of each episode; None: TRL's, the distance to the mean of the group, divided by `scale`.
 
