@@ -14,11 +14,6 @@ STANDARD = Path(os.__file__).parent
 BUNDLED = PACKAGE / "envs"
 """The example environments: `envs.NAME` for --rl-env, `aitrain.envs.NAME` in Python."""
 
-CONSTRAINTS = next(
-    (file for file in (PACKAGE / "constraints.txt", PACKAGE.parent / "constraints.txt") if file.is_file()), PACKAGE
-)
-"""The versions that were tested together."""
-
 
 def is_installed(file: str) -> bool:
     """Whether a file is that of an installed package; Debian's Python and that of Colab call the folder otherwise."""

@@ -133,16 +133,35 @@ def presets_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+OF_EACH = "over each completion's tokens, then over completions"
+OF_STEP = "over all tokens of the step"
+AVERAGED = {
+    "grpo": OF_EACH,
+    "dr_grpo": "sum of tokens, divided by completions x rl_max_new_tokens",
+    "dapo": OF_STEP,
+    "bnpo": "over the tokens of each forward pass",
+    "cispo": OF_STEP,
+    "sapo": OF_EACH,
+    "luspo": "sum of each completion's tokens, then over completions",
+    "vespo": OF_STEP,
+}
+"""How token losses become one number, by TRL's loss type."""
+UNCLIPPED = ("sapo", "vespo")
+"""Those that do not clip the ratio."""
+
+
 def losses_table() -> str:
     """The settings of each loss type."""
     head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
     lines = [head, "|---|---|---|---|---|---|"]
     for name, kind in ALGORITHMS.items():
-        clip = f"{kind.clip[0]:g}, {kind.clip[1]:g}" if kind.is_clipped else "not clipped"
+        clip = "not clipped" if kind.loss_type in UNCLIPPED else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
         if name == "cispo":
             clip = f"ratio at most {CISPO_BOUND:g}"
         extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())
-        lines.append(f"| `{name}` | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |")
+        lines.append(
+            f"| `{name}` | {kind.level} | {clip}{extra} | {kind.scale} | {AVERAGED[kind.loss_type]} | {kind.source} |"
+        )
     return "\n".join(lines) + "\n"
 
 

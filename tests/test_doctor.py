@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -154,3 +155,14 @@ def test_no_problem_is_found_here(here: Path, monkeypatch: pytest.MonkeyPatch) -
     code, out, err = run_in_process("doctor")
 
     assert code == 0, out + err
+
+
+@pytest.mark.parametrize("command", ["doctor", "env check envs.arithmetic --only floor"])
+def test_no_color_takes_away_the_colours_of_a_terminal(command: str) -> None:
+    code = (
+        f"import sys; sys.argv[1:] = {command.split()}; sys.stdout.isatty = lambda: True\n"
+        "from aitrain.cli.main import _run; _run()"
+    )
+    for value, has_colours in (("", True), ("1", False)):
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, env={**os.environ, "NO_COLOR": value})
+        assert (b"\x1b" in told.stdout) == has_colours

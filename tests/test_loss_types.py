@@ -15,10 +15,6 @@ from aitrain.options.reading import resolve
 from aitrain.options.yaml_text import write_yaml
 
 
-def as_trl(**options: Any) -> dict[str, Any]:
-    return TrainConfig(**options).loss.as_trl()
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -28,7 +24,7 @@ def as_trl(**options: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_loss_type_brings_its_settings_and_given_ones_win(options: dict[str, Any], expected: dict[str, Any]) -> None:
-    settings = as_trl(**options)
+    settings = TrainConfig(**options).loss
     assert {field: settings[field] for field in expected} == expected
 
 
@@ -62,9 +58,9 @@ def test_a_preset_sets_a_papers_algorithm_and_is_read_back(name: str, expected: 
 
 def test_given_options_and_what_an_environment_declares_win_over_a_preset() -> None:
     config = TrainConfig(rl_preset="dapo", rl_kl_coef=0.02, rl_max_new_tokens="50", rl_clip_range_high=0.3)
-    assert (config.rl_kl_coef, config.loss.clip[1], config.overlong_buffer) == (0.02, 0.3, 10)
+    assert (config.rl_kl_coef, config.loss["epsilon_high"], config.overlong_buffer) == (0.02, 0.3, 10)
     config = TrainConfig(rl_preset="recommended", rl_loss_type="gspo", gradient_accumulation=4)
-    assert (config.loss.clip[1], plan_batch(config, 1).prompts_per_step) == (4e-4, 1)
+    assert (config.loss["epsilon_high"], plan_batch(config, 1).prompts_per_step) == (4e-4, 1)
     assert config.changed()["gradient_accumulation"] == 4  # which is the option's default
     declared = SimpleNamespace(requirements=EnvRequirements(max_new_tokens=9))
     assert with_requirements(config, declared)[0].rl_max_new_tokens == 9

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.cli.train import train_options
+from aitrain.cli.train import grpo
 from aitrain.launch.preflight import RunPlan, check, check_eval
 from aitrain.options.other_names import OPTION_OF_FIELD, SET_BY_AITRAIN, trl_fields
 from aitrain.options.train import EvalConfig
@@ -274,16 +275,14 @@ def test_environments_that_import_different_files_of_one_name_are_refused(here: 
         check(TrainConfig(model="tiny", rl_env=["x=a/env.py:E", "y=b/env.py:E"]))
 
 
-def test_the_config_of_a_copied_run_resumes_the_copy(here: Path) -> None:
+def test_the_config_of_a_copied_run_resumes_the_copy(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = {"config.yaml": "project_name: mine\noutput_dir: runs\n", "status.json": "{}"}
     write(here / "copies/other", run)
-
-    def place(file: str, *, resume: bool = True, **flags: str) -> Path:
-        config = train_options(Path(file), flags, resume)
-        return Path(config.output_dir) / config.project_name
-
-    assert place("copies/other/config.yaml") == Path("copies/other")
-    assert place("copies/other/config.yaml", resume=False) == Path("runs/mine")
+    for resume, place in ((True, ("copies", "other")), (False, ("runs", "mine"))):
+        monkeypatch.setattr("aitrain.cli.train.train", train := MagicMock(return_value=0))
+        grpo(config=Path("copies/other/config.yaml"), resume=resume)
+        options = train.call_args.args[0]
+        assert (options.output_dir, options.project_name) == place
 
 
 @pytest.mark.usefixtures("vllm")

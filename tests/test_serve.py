@@ -61,6 +61,7 @@ def test_a_whole_model_has_the_name_of_its_run_the_context_that_fits_and_its_thi
     assert {"--served-model-name", "mine", "--max-model-len=auto"} <= set(words)
     assert not [word for word in words if "lora" in word or "--chat-template" in word]
     assert '--default-chat-template-kwargs={"enable_thinking": false, "thinking": false}' in words
+    assert '--default-chat-template-kwargs={"enable_thinking": true, "thinking": true}' in command("mine --thinking on")
 
 
 @pytest.mark.parametrize("odd", [{"bias": "all"}, {"alpha_pattern": {"q_proj": 64}}])
@@ -84,7 +85,7 @@ def test_without_a_key_of_the_users_it_makes_one_and_shows_it_and_becomes_vllm(
     run(LORA)
     port = free_port()
     with pytest.raises(BecomesVLLMError):
-        serve("mine", as_json=True, port=port)  # type: ignore[arg-type]
+        serve(model="mine", as_json=True, port=port)  # type: ignore[arg-type]
     said = json.loads(capsys.readouterr().out)
     _, words, variables = become.call_args.args
     assert (said["url"], said["model"], said["base"]) == (f"http://127.0.0.1:{port}/v1", "mine", "mine-base")
@@ -98,4 +99,4 @@ def test_a_port_on_which_another_server_listens_is_refused(run: Make, monkeypatc
     monkeypatch.setattr("aitrain.packages.installed", MagicMock())
     run(LORA)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="Address already in use"):
-        serve("mine", port=taken.getsockname()[1])  # type: ignore[arg-type]
+        serve(model="mine", port=taken.getsockname()[1])  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 libraries, and prints one line per check.
 """
 
-import os
 import platform
 import re
 from collections.abc import Iterator
@@ -23,12 +22,10 @@ from aitrain.machine import usable_cores
 from aitrain.packages import installed, version_of
 from aitrain.runs.run_folder import RUNS
 
-COLOURS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "problem": typer.colors.RED}
+COLOURS = {"ok": typer.colors.GREEN, "problem": typer.colors.RED}
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 """Libraries with a line of their own."""
-LOW_DISK_GB = 10
-"""Free disk space in GB below which there is a note: a 1B model with two checkpoints takes about as much."""
 
 
 def doctor(as_json: AsJson = False) -> int:
@@ -38,9 +35,9 @@ def doctor(as_json: AsJson = False) -> int:
         print_json({"findings": [asdict(finding) for finding in findings]})
     for finding in findings if not as_json else ():
         state = typer.style(f"{finding.state:8}", COLOURS[finding.state])
-        typer.echo(f"{state} {finding.name:14} {finding.found}", color=False if os.environ.get("NO_COLOR") else None)
-        for advice in finding.advice.splitlines():
-            typer.echo(f"{'':24}-> {advice}")
+        typer.echo(f"{state} {finding.name:14} {finding.found}")
+        if finding.advice:
+            typer.echo(f"{'':24}-> {finding.advice}")
     return 1 if any(finding.state == "problem" for finding in findings) else 0
 
 
@@ -51,7 +48,7 @@ class Finding:
     name: str
     found: str
     advice: str = ""
-    state: Literal["ok", "note", "problem"] = "ok"
+    state: Literal["ok", "problem"] = "ok"
 
 
 def examine() -> Iterator[Finding]:
@@ -59,19 +56,14 @@ def examine() -> Iterator[Finding]:
     driver = ask_driver(versions=True)
     yield Finding("aitrain", aitrain.__version__)
     yield Finding("Python", platform.python_version())
-    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    advice = "" if os.name == "posix" else "aitrain needs a POSIX system: use WSL"
-    yield Finding("platform", system, advice, "problem" if advice else "ok")
+    yield Finding("platform", platform.platform())
     yield Finding("CPU", f"{usable_cores()} cores")
     yield from _gpus(driver)
     needs = metadata.requires("aitrain") if version_of("aitrain") else None
     needed = {need.name: need.specifier for need in map(Requirement, needs or ())}
     for name in LIBRARIES:
         yield _library(name, needed.get(name, SpecifierSet()), driver)
-    free = free_disk(Path(RUNS)) / 1e9
-    is_low = free < LOW_DISK_GB
-    advice = f"below {LOW_DISK_GB} GB: checkpoints may fill it; --output-dir, --save-total-limit" if is_low else ""
-    yield Finding("disk", f"{free:.1f} GB free for {RUNS}", advice, "note" if is_low else "ok")
+    yield Finding("disk", f"{free_disk(Path(RUNS)) / 1e9:.1f} GB free for {RUNS}")
 
 
 # -- GPUs

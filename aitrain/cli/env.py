@@ -8,14 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from aitrain.cli.flags import (
-    AsJson,
-    RunName,
-    group,
-    print_json,
-    with_options,
-)
-from aitrain.errors import AitrainError, ConfigError
+from aitrain.cli.flags import AsJson, RunName, group, print_json, with_options
+from aitrain.errors import ConfigError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 
@@ -64,22 +58,17 @@ def check(
     Exit code 3 if a check failed, else 0.
     """
     from aitrain.execution.process_tree import on_stop_signals
+    from aitrain.ui.output import show_error
     from aitrain.workbench.check.process import messages_of, report
 
     names = [name.strip() for name in (only or "").split(",") if name.strip()]
-    request = {
-        "options": {**flags, "rl_env": env, "model": tokenizer},
-        "only": names,
-        "ask_judges": ask_judges,
-    }
+    request = {"options": {**flags, "rl_env": env, "model": tokenizer}, "only": names, "ask_judges": ask_judges}
     with on_stop_signals(signal.default_int_handler):
         document = report(messages_of(request), (lambda _: None) if as_json else typer.echo, verbose)
     if as_json:
         print_json(document)
     elif "error" in document:
-        error = AitrainError(document["error"])
-        error.exit_code = document["exit_code"]
-        raise error
+        show_error(document["error"], document["exit_code"])
     return int(document["exit_code"])
 
 
@@ -181,12 +170,11 @@ def rescore(
     from aitrain.ui.run_registry import run_named
 
     folder = run_named(run)
-    saved = run_options(folder.path)  # of a training or an eval
+    saved = run_options(folder.path, TrainConfig.model_fields)  # an eval has more
     with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
         model = read_model(str(saved["model"]))
         saved["model"] = "tiny" if model.kind == "url" else model.base
-    kept = {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
-    options = resolve(TrainConfig, None, flags, kept).model_dump(exclude_unset=True)
+    options = resolve(TrainConfig, None, flags, saved).model_dump(exclude_unset=True)
     return _on_terminal("rescore", options, run=str(folder.path), step=step, most=most, as_json=as_json)
 
 

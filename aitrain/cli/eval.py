@@ -86,17 +86,18 @@ def _plans(models: Sequence[str], config: Path | None, flags: Mapping[str, objec
     given = {**(read_file(config) if config else {}), **flags}
     references = [read_model(model) for model in models]
     run = next((reference.run for reference in references if reference.run is not None), None)
-    if run is None and not {"rl_env", "rl_env_module"} & {*given}:
+    is_env_given = not given.keys().isdisjoint(("rl_env", "rl_env_module"))
+    if run is None and not is_env_given:
         near = did_you_mean(models[0], run_names())
         raise ConfigError(
             f"rl_env: {models[0]} is not a run, whose environment would be taken.{near}\n"
             "Add --rl-env path/to/file.py:Class, or name a run; these are listed by: aitrain show"
         )
-    taken = {name: value for name, value in run_options(run).items() if name in OF_THE_RUN}
+    taken = run_options(run, OF_THE_RUN)
     if run and isinstance(passes := taken.get("gradient_accumulation"), int):
         # cases are held out as for a step of all of the run's processes
         taken["gradient_accumulation"] = passes * RunFolder(run).processes
-    if "rl_env" in given or "rl_env_module" in given:
+    if is_env_given:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
     merged = {**taken, **given}
     if "eval_cases" in given:

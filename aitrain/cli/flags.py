@@ -23,8 +23,8 @@ COMMON = {
     "rl_preset",
 }  # fmt: skip
 """The most used options of jobs: the others are shown by `aitrain options` only."""
-SHORT = {"eval_cases": ["--cases"], "eval_samples": ["--samples"]}
-"""Second names of flags."""
+SHORT = {"eval_cases": ["--eval-cases", "--cases"], "eval_samples": ["--eval-samples", "--samples"]}
+"""Flags with a second name."""
 FEW = 12
 """Number of options of a job up to which the help shows all of them."""
 
@@ -65,38 +65,37 @@ def group(sentence: str) -> typer.Typer:
 
 def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[..., Callable[..., int]]:
     """Replace the `**flags` of a command by one parameter for each option of a job, so that Typer makes its flags; with
-    `names`, only for these. The command gets those that are given. Values are text, as the job's class parses and
-    checks them."""
+    `names`, only for these. The command gets those that are given. Values are as they were typed: the job's class
+    parses and checks them."""
     from aitrain.options.section import options_of
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
         made = [_parameter(option) for option in options_of(job) if names is None or option.name in names]
-        keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *made)]
 
         @wraps(command)
-        def call(*arguments: object, **values: object) -> int:
-            return command(*arguments, **{name: value for name, value in values.items() if value not in (None, [])})
+        def call(**values: object) -> int:
+            return command(**{name: value for name, value in values.items() if value not in (None, [])})
 
-        vars(call)["__signature__"] = inspect.Signature(keywords)
-        call.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+        vars(call)["__signature__"] = inspect.Signature([*own, *made])
         return call
 
     return decorate
 
 
 def _parameter(option: Option) -> inspect.Parameter:
+    """The option as Typer takes it, which names its flags itself, with the `--no-` form of a switch."""
     from aitrain.options.value_types import REPEATED
 
     info = typer.Option(
-        f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag,
         *SHORT.get(option.name, ()),
         help=f"{option.description} [{option.shown_default}]",
         metavar=option.placeholder,
         rich_help_panel=option.section,
         autocompletion=lambda: option.choices,
     )
-    kind = bool if option.is_switch else list[str] if option.name in REPEATED else str
+    # no `str`: for each option of one Typer makes a function that checks it, also where it is not given
+    kind = bool if option.is_switch else list[object] if option.name in REPEATED else object
     annotation: Any = Annotated[kind | None, info]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 

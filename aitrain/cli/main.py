@@ -14,7 +14,6 @@ import typer
 from typer.core import TyperGroup
 
 import aitrain
-from aitrain import packages
 from aitrain.cli.flags import JobCommand
 from aitrain.errors import AitrainError, WorseError, write_error_file
 
@@ -76,6 +75,7 @@ app = typer.Typer(
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
+        "color": False if os.environ.get("NO_COLOR") else None,
         "token_normalize_func": lambda name: name.replace("_", "-"),
     },
     pretty_exceptions_enable=False,
@@ -85,18 +85,11 @@ for _name, _sentence in COMMANDS.items():
 
 
 @app.callback(invoke_without_command=True)
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-    constraints: Annotated[
-        bool, typer.Option("--constraints", help="Show the file of tested versions, for pip install -c.")
-    ] = False,
-) -> None:
+def options(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     """Fine-tune a language model with GRPO on a task of your own. --debug shows the traceback of an error, with any
     command."""
     if version:
         typer.echo(f"aitrain {aitrain.__version__}")
-    if constraints:
-        typer.echo(packages.CONSTRAINTS)
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def export(
     return run_on_terminal("aitrain.jobs.export", request)
 
 
-RECORDED = ("dtype", "model_max_length")
+RECORDED = ("dtype", "model_max_length", "thinking")
 """Options that are those of the training, unless they are given."""
 
 
@@ -101,7 +101,6 @@ def serve(
     """
     from aitrain.launch.hardware import visible_gpus  # these here, because help needs none of them
     from aitrain.rollout.thinking import template_variables
-    from aitrain.runs.json_values import as_object
     from aitrain.runs.model_reference import read_model, run_options
     from aitrain.vllm.server_arguments import KEY_VARIABLE, LOOPBACK, common_arguments
     from aitrain.vllm.server_process import GUARD, VLLMServer, adapter_arguments, adapter_rank
@@ -109,10 +108,8 @@ def serve(
     reference, gpus = read_model(model), visible_gpus()
     if reference.kind == "url":
         raise ConfigError(f"{model} is the address of a server already")
-    options = run_options(reference.run)
-    recorded = {name: value for name, value in options.items() if name in RECORDED}
     as_served = {"vllm_mode": "server", "peft": True}  # which may have any type
-    config = resolve(TrainConfig, None, flags, {**as_served, **recorded})
+    config = resolve(TrainConfig, None, flags, {**as_served, **run_options(reference.run, {*RECORDED, "trl"})})
     folder = named_folder(reference.base) or Path(reference.base).expanduser()
     name = reference.base if reference.kind == "hub" else reference.label
     gpus = gpus[: config.vllm_tensor_parallel_size]
@@ -120,8 +117,7 @@ def serve(
     arguments = common_arguments(config, place, gpus, adapter_rank(reference))
     arguments["max_model_len"] = config.model_max_length or "auto"
     arguments |= adapter_arguments(reference, name)
-    variables = as_object(as_object(options.get("trl")).get("chat_template_kwargs"))
-    if variables := {**variables, **template_variables(options.get("thinking"))}:
+    if variables := {**config.trl_table("chat_template_kwargs"), **template_variables(config.thinking)}:
         arguments["default_chat_template_kwargs"] = variables
     first = name if reference.adapter is None else f"{name}-base"
     server = VLLMServer(arguments, Path(os.devnull), gpus, first, takes_weights=False, port=port)

@@ -1,7 +1,5 @@
 """`aitrain sweep`: search the options of a run, one trial after another."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path
@@ -9,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.cli.flags import AsJson, DryRun, print_json
+from aitrain.cli.flags import AsJson, DryRun, print_json, with_options
 from aitrain.errors import ConfigError
+from aitrain.options.sweep import SweepConfig
 from aitrain.packages import installed
 from aitrain.redaction import to_jsonable
 from aitrain.runs.new_folder import locked
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
 
 
+@with_options(SweepConfig, {"trials"})
 def sweep(
     file: Annotated[
         Path,
@@ -27,9 +27,10 @@ def sweep(
             metavar="FILE", help="YAML file with fixed options and a search space; or a sweep's folder, to continue it."
         ),
     ],
-    trials: Annotated[str | None, typer.Option(metavar="N", help="Number of trials; overrides the file.")] = None,
+    *,
     dry_run: DryRun = False,
     as_json: AsJson = False,
+    **flags: object,
 ) -> int:
     """Search the options of a run: each trial is a run, and the held-out score after it says which is best."""
     if installed("optuna") is None or installed("plotly") is None:
@@ -37,11 +38,10 @@ def sweep(
     from aitrain.execution.process_tree import on_stop_signals
     from aitrain.launch.sweep import Sweep, check_sweep  # these here, as they need Optuna
     from aitrain.options.reading import resolve
-    from aitrain.options.sweep import SweepConfig
     from aitrain.ui.sweep_page import best_trial, open_study
     from aitrain.ui.terminal import Screen
 
-    flags, is_begun = {} if trials is None else {"trials": trials}, file.is_dir()
+    is_begun = file.is_dir()
     saved = open_study(file).user_attrs.get("config", {}) if is_begun else {}
     plan = check_sweep(resolve(SweepConfig, None if is_begun else file, flags, saved))
     if dry_run:
@@ -70,7 +70,7 @@ def sweep(
     return 0 if best_trial(study) else 1
 
 
-def _show_result(study: Study, folder: Path, as_json: bool) -> None:
+def _show_result(study: "Study", folder: Path, as_json: bool) -> None:
     from aitrain.ui import sweep_page
     from aitrain.ui.terminal import text_table
 

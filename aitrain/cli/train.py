@@ -4,7 +4,6 @@ from a run folder, and compares what came of it."""
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,15 +48,9 @@ def grpo(
 
     First steps: aitrain demo, then aitrain env init.
     """
-    options = train_options(config, flags, resume)
-    return train(options, as_json, dry_run)
-
-
-def train_options(config: Path | None, flags: Mapping[str, object], resume: bool) -> TrainConfig:
-    """The options of a file and of flags. With --resume, the config.yaml of a run is that of the run which it is in."""
     given = {**({"resume_from_checkpoint": "auto"} if resume else {}), **flags}
     place = place_of_run(config) if config and given.get("resume_from_checkpoint") == "auto" else {}
-    return resolve(TrainConfig, config, {**place, **given})
+    return train(resolve(TrainConfig, config, {**place, **given}), as_json, dry_run)
 
 
 REFUSAL_SECONDS = 5.0
@@ -238,12 +231,12 @@ def _train_again(before: RunFolder) -> tuple[int, RunFolder]:
     def find(name: str, place: str) -> str:
         made = recorded.get("environments", {}).get(name, {}) if name else recorded
         file, kind, kept = made.get("file"), made.get("class"), before.environment_source / name
-        if made.get("package") or not kept.is_dir() or not any(kept.iterdir()):
+        if made.get("package") or not any(kept.glob("*")):
             return place  # an adapter's or a served environment; its version is compared
         if file is not None and source_hash(with_imported([Path(file)])) == made.get("sha256"):
             return place
         wanted = f"{kind}.py" if file is None else Path(file).name
-        found = next(iter(sorted(kept.rglob(wanted))), None)
+        found = min(kept.rglob(wanted), default=None)
         if found is None or (found.parent / "__init__.py").is_file():
             raise ConfigError(
                 f"{file} has changed since the run, and belongs to a package, which cannot be loaded from {kept}\n"

@@ -44,26 +44,11 @@ class Algorithm:
     level: str = "token"
     """token or sequence: a probability ratio for each token, or one for the completion (its tokens' geometric mean)."""
     clip: tuple[float, float] = (0.2, 0.2)
-    """How far the ratio may fall below and rise above 1."""
-    is_clipped: bool = True
-    """Whether the loss clips the ratio."""
+    """How far the ratio may fall below and rise above 1, in a loss that clips it."""
     scale: str = "group"
     """Standard deviation that advantages are divided by: the group's, the batch's, or none."""
-    averaged: str = "over each completion's tokens, then over completions"
-    """How token losses become one number."""
     trl: Mapping[str, str] = field(default_factory=dict)
     """Further fields of GRPOConfig, for generation with vLLM."""
-
-    def as_trl(self) -> dict[str, object]:
-        """Fields of GRPOConfig."""
-        return {
-            "loss_type": self.loss_type,
-            "importance_sampling_level": self.level,
-            "epsilon": self.clip[0],
-            "epsilon_high": self.clip[1],
-            "scale_rewards": self.scale,
-            **self.trl,
-        }
 
     def advantages(self, rewards: Tensor, size: int) -> Tensor | None:
         """The advantage of each episode; None: TRL's, the distance to the mean of the group, divided by `scale`.
@@ -86,50 +71,24 @@ class Preset:
 
 
 CISPO_BOUND = 5.0
-OVER_STEP = "over all tokens of the step"
 
 ALGORITHMS: dict[LossName, Algorithm] = {
     "grpo": Algorithm(source="GRPO, arXiv 2402.03300; clip range of TRL and AITraining"),
-    "dr_grpo": Algorithm(
-        source="Dr. GRPO, arXiv 2503.20783",
-        loss_type="dr_grpo",
-        scale="none",
-        averaged="sum of tokens, divided by completions x rl_max_new_tokens",
-    ),
-    "dapo": Algorithm(
-        source="DAPO, arXiv 2503.14476, section 4.1",
-        loss_type="dapo",
-        clip=(0.2, 0.28),
-        averaged=OVER_STEP,
-    ),
-    "gspo": Algorithm(
-        source="GSPO, arXiv 2507.18071, section 5.1",
-        level="sequence",
-        clip=(3e-4, 4e-4),
-    ),
-    "bnpo": Algorithm(
-        source="TRL's documentation of loss_type", loss_type="bnpo", averaged="over the tokens of each forward pass"
-    ),
+    "dr_grpo": Algorithm(source="Dr. GRPO, arXiv 2503.20783", loss_type="dr_grpo", scale="none"),
+    "dapo": Algorithm(source="DAPO, arXiv 2503.14476, section 4.1", loss_type="dapo", clip=(0.2, 0.28)),
+    "gspo": Algorithm(source="GSPO, arXiv 2507.18071, section 5.1", level="sequence", clip=(3e-4, 4e-4)),
+    "bnpo": Algorithm(source="TRL's documentation of loss_type", loss_type="bnpo"),
     "cispo": Algorithm(
         source="CISPO, arXiv 2506.13585 (MiniMax-M1); largest ratio of arXiv 2510.13786 (ScaleRL)",
         loss_type="cispo",
         clip=(0.2, CISPO_BOUND),
-        averaged=OVER_STEP,
     ),
-    "sapo": Algorithm(source="SAPO, arXiv 2511.20347", loss_type="sapo", is_clipped=False),
+    "sapo": Algorithm(source="SAPO, arXiv 2511.20347", loss_type="sapo"),
     "luspo": Algorithm(
-        source="LUSPO, arXiv 2602.05261, section 5.1",
-        loss_type="luspo",
-        level="sequence",
-        clip=(2e-3, 2.5e-3),
-        averaged="sum of each completion's tokens, then over completions",
+        source="LUSPO, arXiv 2602.05261, section 5.1", loss_type="luspo", level="sequence", clip=(2e-3, 2.5e-3)
     ),
     "vespo": Algorithm(
-        source="VESPO, arXiv 2602.10693",
-        loss_type="vespo",
-        is_clipped=False,
-        averaged=OVER_STEP,
-        trl={"vllm_importance_sampling_mode": "token_truncate"},
+        source="VESPO, arXiv 2602.10693", loss_type="vespo", trl={"vllm_importance_sampling_mode": "token_truncate"}
     ),
 }
 

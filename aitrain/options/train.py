@@ -4,14 +4,12 @@ has the option.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 from aitrain.options.algorithms import (
     ALGORITHMS,
     CISPO_BOUND,
     PRESETS,
-    Algorithm,
     GRPOOptions,
     SamplingOptions,
 )
@@ -65,18 +63,20 @@ class TrainConfig(
     """The options of one training run. Unknown names and invalid values raise ConfigError."""
 
     @property
-    def loss(self) -> Algorithm:
-        """The algorithm, with the given settings of the loss in place of its own."""
+    def loss(self) -> dict[str, object]:
+        """Fields of GRPOConfig: the algorithm's, with the given settings of the loss in place of its own."""
         kind = ALGORITHMS[self.rl_loss_type]
         low, high = kind.clip
         if (given := self.rl_clip_range) is not None:
             low, high = given, max(high, given) if low != high else given
-        return replace(
-            kind,
-            clip=(low, self.rl_clip_range_high or high),
-            scale=self.rl_scale_rewards or kind.scale,
-            trl={name: value for name, value in kind.trl.items() if self.use_vllm and name not in self.trl},
-        )
+        return {
+            "loss_type": kind.loss_type,
+            "importance_sampling_level": kind.level,
+            "epsilon": low,
+            "epsilon_high": self.rl_clip_range_high or high,
+            "scale_rewards": self.rl_scale_rewards or kind.scale,
+            **{name: value for name, value in kind.trl.items() if self.use_vllm and name not in self.trl},
+        }
 
     @property
     def learning_rate(self) -> float:

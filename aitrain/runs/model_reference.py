@@ -5,7 +5,7 @@ Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,15 +104,20 @@ def before_training(reference: ModelReference) -> ModelReference | None:
     return read_model(base) if isinstance(base, str) else None
 
 
-def run_options(run: Path | None) -> dict[str, object]:
-    """Options of a run, for a command that has options of the same names; empty without a run.
+def run_options(run: Path | None, names: Collection[str] | None = None) -> dict[str, object]:
+    """Options of a run, all or those with these names, for a command that has options of the same names; empty without
+    a run.
 
     Relative paths are those of the folder that the run was last started in.
     """
     if run is None:
         return {}
     folder = RunFolder(run)
-    options = {name: value for name, value in load_options(folder.config).items() if name not in OWN_OPTIONS}
+    options = {
+        name: value
+        for name, value in load_options(folder.config).items()
+        if name not in OWN_OPTIONS and (names is None or name in names)
+    }
     for name in ("model", "chat_template"):
         if isinstance(value := options.get(name), str):
             options[name] = _found_path(folder, value)
@@ -234,7 +239,7 @@ def chat_config(model: str, given: Mapping[str, object]) -> TrainConfig:
     reference = read_model(model)
     if reference.kind == "url":
         raise ConfigError(f"model: {model} is an address; a chat loads the model itself: give its folder or name")
-    trained = {name: value for name, value in run_options(reference.run).items() if name in TrainConfig.model_fields}
+    trained = run_options(reference.run, TrainConfig.model_fields)
     trained.pop("rl_max_episode_tokens", None)  # a conversation has no such limit
     values = {**trained, "rl_max_new_tokens": ANSWER_TOKENS, "model": reference.base, **given}
     return resolve(TrainConfig, None, values)

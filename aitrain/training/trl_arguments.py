@@ -48,7 +48,7 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         # the algorithm
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
-        **config.loss.as_trl(),
+        **config.loss,
         "entropy_coef": config.rl_entropy_coef,
         "mask_truncated_completions": config.rl_mask_truncated_completions,
         # generation

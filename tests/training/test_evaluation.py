@@ -139,7 +139,7 @@ def test_the_best_step_is_chosen_by_other_cases_than_those_of_the_scores_and_of_
     kept = [record["score"] for record in before if record["row_number"] in reported]
     assert values["score_before"] == pytest.approx(fmean(kept))
 
-    taken = {name: value for name, value in run_options(result.folder).items() if name in OF_THE_RUN}
+    taken = run_options(result.folder, OF_THE_RUN)
     evaluated = evaluate("again", Held(), **{**taken, "model": str(result.folder)})
     assert (evaluated.cases, evaluated.overlap) == (6, 0)
     assert evaluated.scores["sampled"] == values["scores"]["sampled"]["after"]
