@@ -50,7 +50,7 @@ FORMAT = "format"
 COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samples")
 """Options that change what is sampled or scored; the model's own are what is compared."""
 
-Outcome = Literal["won", "lost", "equal", "unscored"]
+Outcome = Literal["won", "lost", "equal"]
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,17 @@ class CasePair:
 
     a: RecordedCase
     b: RecordedCase
-    score_a: float | None
-    score_b: float | None
+    score_a: float
+    score_b: float
 
     @property
-    def difference(self) -> float | None:
+    def difference(self) -> float:
         """Score of B less that of A."""
-        return None if self.score_a is None or self.score_b is None else self.score_b - self.score_a
+        return self.score_b - self.score_a
 
     @property
     def outcome(self) -> Outcome:
         """Whether B has the higher score."""
-        if self.difference is None:
-            return "unscored"
         return "equal" if abs(self.difference) < EQUAL else "won" if self.difference > 0 else "lost"
 
 
@@ -84,6 +82,7 @@ class Comparison:
     decoding: str
     """The decoding whose scores decide: sampled, or greedy if nothing was sampled."""
     pairs: list[CasePair]
+    """The cases that both have a score for, the largest difference first."""
     rows: ScoreTable
     """`sampled`, `greedy`, `pass@K`, `lenient` and `format`, over the cases that both have a value for; A is before.
     The p-values of changes are corrected for the number of models that are compared with A."""
@@ -106,8 +105,7 @@ class Comparison:
 
     def cases(self, outcome: Outcome) -> list[CasePair]:
         """The cases with this outcome, the largest difference first."""
-        found = [pair for pair in self.pairs if pair.outcome == outcome]
-        return sorted(found, key=lambda pair: -abs(pair.difference or 0.0))
+        return [pair for pair in self.pairs if pair.outcome == outcome]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -212,7 +210,8 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     if decoding is None:
         raise ConfigError(f"None of the {len(both)} cases of {a.label} and {b.label} has a score in both")
     first, second = map(means_of, _scorings(both, decoding))
-    pairs = [CasePair(*matched, first.get(str(n)), second.get(str(n))) for n, matched in enumerate(both)]
+    pairs = [CasePair(*both[int(place)], first[place], second[place]) for place in first if place in second]
+    pairs.sort(key=lambda pair: -abs(pair.difference))
     power = Power.of(weighted_changes(first, second, mixture))
     return Comparison(a, b, decoding, pairs, rows, list(_notes(a, b, both)), power)
 
