@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, get_args
 
-from aitrain.cells import html_summary
 from aitrain.environment.completion_parser import short
 from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
@@ -142,13 +141,10 @@ class Comparison:
         return f"{text}; for the measured {abs(measured):.3f}, {cases} are needed"
 
     def __repr__(self) -> str:
-        return f"Comparison({self.a.label} -> {self.b.label}: {verdict_sentence(self.change)})"
-
-    def _repr_html_(self) -> str:
-        """The comparison as a notebook shows it: its rows, the cases won and lost, and what they say."""
-        counts = f"{self.counts['won']} cases won, {self.counts['lost']} lost, of {len(self.pairs)}"
-        said = [verdict_sentence(self.change), counts, self.format_sentence(), *self.notes]
-        return html_summary([("", self.a.label, self.b.label, "change"), *table_texts(self.rows)], said)
+        """Its verdict, its rows with the scores of A and of B, and what they say."""
+        verdict = f"{self.b.label} compared with {self.a.label}: {verdict_sentence(self.change)}"
+        said = (verdict, *map("  ".join, table_texts(self.rows)), self.format_sentence(), *self.notes)
+        return "\n".join(filter(None, said))
 
     def to_json(self) -> JsonObject:
         """The comparison as JSON, with all cases."""
