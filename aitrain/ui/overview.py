@@ -77,7 +77,7 @@ class Overview:
     @cached_property
     def status(self) -> str:
         """The status as `aitrain show` lists it; `unknown` without one."""
-        return state_of(self.recorded or self.result)
+        return state_of(self.run, self.recorded or self.result)
 
     @property
     def job(self) -> str:

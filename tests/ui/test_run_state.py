@@ -45,7 +45,7 @@ def test_an_eval_whose_scores_are_of_another_type_has_none(tmp_path: Path, score
 def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     run = make_live(tmp_path / "run")
     assert state_of(run.path)["status"] == "running"
-    write_json(run.status, {**read_object(run.status), "started": 1, "heartbeat": 1})
+    write_json(run.status, {**read_object(run.status), "heartbeat": 1})
     state = state_of(run.path)
     assert (state["status"], state["reason"], state["phase"]) == ("dead", DEAD, "training")
 
