@@ -239,11 +239,8 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     first, second = (recorded_mixture(one.environment, one.options, cases) for one in (a, b))
     for one, other in product(first, second):
         if one.name == other.name and one.bounds != other.bounds:
-            ranges = ["any" if bounds is None else "{:g},{:g}".format(*bounds) for bounds in (one.bounds, other.bounds)]
-            raise ConfigError(
-                f"The score ranges differ: {ranges[0]} in {a.label} and {ranges[1]} in {b.label}\n"
-                "Score both with the same environment and range."
-            )
+            ranges = f"{one.bounds or 'any'} in {a.label} and {other.bounds or 'any'} in {b.label}"
+            raise ConfigError(f"The score ranges differ: {ranges}\nScore both with the same environment and range.")
     return tuple(one for one in (first if named(first) else second) if one.prompts)
 
 

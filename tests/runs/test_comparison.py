@@ -114,7 +114,7 @@ def test_other_conditions_are_said_and_other_ranges_refused(tmp_path: Path) -> N
     words.append('config ({} and {"judge": "exact"})')
     assert [word in note for word, note in zip(words, comparison.notes, strict=True)] == [True] * 4
     c = write_scoring(tmp_path / "c", episodes(cases), rl_score_range="-1,1")
-    with pytest.raises(ConfigError, match="0,1 in a and -1,1 in c"):
+    with pytest.raises(ConfigError, match=r"\(0.0, 1.0\) in a and \(-1.0, 1.0\) in c"):
         compare_all(read_scorings([a, c]))
 
 
