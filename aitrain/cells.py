@@ -1,12 +1,8 @@
-"""What a notebook shows: frames of the user's own code and cells by their number in a traceback, and tables, as text
-in HTML that is escaped.
-"""
+"""What a notebook shows of an error: frames of the user's own code, and cells by their number."""
 
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
-from html import escape
 
 from aitrain.packages import is_users_file
 
@@ -44,14 +40,3 @@ def users_lines(error: BaseException) -> list[str]:
                 lines.append(f"{name_cells(frame.filename)}, line {frame.lineno}, in {frame.name}\n    {frame.line}")
         cause = cause.__cause__
     return list(dict.fromkeys(lines))
-
-
-# -- tables
-
-
-def html_summary(rows: Sequence[Sequence[str]], lines: Iterable[str]) -> str:
-    """Rows, of which the first has the titles, in columns, and lines of text, without empty ones."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(map(str.ljust, row, widths)) for row in rows]
-    text = "\n".join([*table, *filter(None, lines)])
-    return f"<pre>{escape(text)}</pre>"

@@ -105,8 +105,7 @@ def test_control_characters_of_a_model_reach_no_terminal() -> None:
     shown = ChatView(terminal.console(), {"tuned": "tuned: model"})
     shown.answer("tuned", "a\x1b[2J")
     shown.answer("tuned", "a\x1b[2Jb\x07")
-    shown.note("tuned", "\x1b]0;title\x07", "red")
-    shown.finish()
+    shown.write("\ntuned: \x1b]0;title\x07\n", "red")
 
     assert terminal.shown[1:] == ["a\\x1b[2Jb\\x07", "tuned: \\x1b]0;title\\x07"]
 

@@ -59,5 +59,5 @@ def test_a_run_that_may_not_be_read_is_said_in_one_line_and_leaves_the_others_on
         done = said("-m", "aitrain", *command.split(), "runs/closed")
         assert done.returncode == 2
         assert re.fullmatch(r"aitrain: runs/closed\S*: Permission denied\n", done.stderr)
-    done = said("-c", "from aitrain.ui.run_registry import *; print(*RunRegistry(places(['runs'])).look())")
+    done = said("-c", "from aitrain.ui.run_registry import *; print(*runs_of(places(['runs'])))")
     assert done.stdout == "open\n", done.stderr

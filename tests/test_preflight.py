@@ -223,7 +223,9 @@ def test_a_changed_option_is_refused_with_both_its_values_and_a_harmless_one_pas
     checkpoint(here, 4, lr=1e-5, trl={"num_iterations": 2}, eval_steps=5)
     resume = {**RESUME, "logging_steps": 3}
 
-    assert "lr: 1e-05 -> 0.001; trl.num_iterations: 2 -> 1" in refusal(**resume, lr=1e-3, trl={"num_iterations": 1})
+    assert "lr: 1e-05 -> 0.001; trl: {'num_iterations': 2} -> {'num_iterations': 1}" in refusal(
+        **resume, lr=1e-3, trl={"num_iterations": 1}
+    )
     assert plan(**resume, lr=1e-5, trl={"num_iterations": 2}, num_processes=1).checkpoint is not None
     assert plan(**resume, lr=1e-3, resume_anyway=True).checkpoint is not None
 

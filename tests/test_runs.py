@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from aitrain.runs.heartbeat import SILENCE, is_alive, sign_of_life, state_of
+from aitrain.runs.new_folder import LOCK, lock_file
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json
 from tests.conftest import run_in_process
 
@@ -31,37 +33,48 @@ def make(parent: Path, name: str, status: dict[str, Any] | None = None, **result
 # -- live or dead
 
 
-@pytest.fixture
-def sleeper() -> Any:
-    process = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"], stdout=-1)
-    assert process.stdout
-    process.stdout.readline()
-    yield process
-    process.kill()
-    process.communicate()
+HOLDER = """
+import sys
+from pathlib import Path
+from aitrain.runs.new_folder import locked
+from aitrain.runs.run_folder import RunFolder
+with locked(RunFolder(Path(sys.argv[1]))):
+    print(1, flush=True)
+    sys.stdin.read()
+"""
 
 
-def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) -> None:
-    started = psutil.Process(sleeper.pid).create_time()
-    status = sign_of_life() | {"pid": sleeper.pid, "started": started, "heartbeat": time.time() - 10 * SILENCE}
-    assert is_alive(status)
-    assert state_of({**status, "status": "running"}) == "running"
-    assert not is_alive(status | {"started": started - 2 * SILENCE})  # another process with this id
-    assert is_alive(status | {"started": started - 2 * SILENCE, "heartbeat": time.time()})  # the clock was set
-    sleeper.kill()
-    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code yet
-    assert not is_alive(status)
-    sleeper.wait()
-    assert not is_alive(status)
+def test_a_run_lives_as_long_as_a_process_has_its_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    status = {**sign_of_life(), "status": "running", "heartbeat": time.time() - 10 * SILENCE}
+    folder.status.touch()  # the run has begun
+    arguments = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        assert state_of(folder, status) == "running"
+        holder.kill()
+        os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code yet
+        assert state_of(folder, status | sign_of_life()) == "dead"
+        with (tmp_path / LOCK).open() as other:  # such as that of a page, which looks at the same time
+            lock_file(other.fileno(), fcntl.LOCK_SH)
+            assert state_of(folder, status) == "dead"
 
 
-def test_where_the_process_cannot_be_seen_silence_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "readlink", lambda _: "pid:[1]")  # in a container, which may have its machine's name
-    here = {**sign_of_life(), "pid": 2**30}
-    monkeypatch.undo()
-    assert is_alive(here | {"heartbeat": time.time() - SILENCE / 2})
-    assert not is_alive(here | {"heartbeat": time.time() - 2 * SILENCE})
-    assert not is_alive({})
+@pytest.mark.parametrize("harm", [lambda lock: None, os.mkfifo], ids=["no lock", "a pipe"])
+def test_where_the_lock_cannot_be_seen_silence_counts(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    harm(tmp_path / LOCK)
+    folder = RunFolder(tmp_path)
+    for host in ({}, {"host": "elsewhere"}):
+        now = {**sign_of_life(), **host}
+        assert is_alive(folder, now | {"heartbeat": time.time() - SILENCE / 2})
+        assert not is_alive(folder, now | {"heartbeat": time.time() - 2 * SILENCE})
+    assert not is_alive(folder, {})
+
+
+def test_a_lock_on_this_machine_says_nothing_of_a_run_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / LOCK).touch()
+    assert is_alive(RunFolder(tmp_path), {**sign_of_life(), "host": "elsewhere"})
 
 
 # -- what the command shows

@@ -17,7 +17,7 @@ from typing import Any
 
 from aitrain.errors import ConfigError
 from aitrain.packages import installed
-from aitrain.ui.run_registry import RunRegistry, places
+from aitrain.ui.run_registry import places, run_rows
 
 COMMAND = (sys.executable, "-P", "-m", "aitrain")
 FROM_INPUT = ("--config", "/dev/stdin")
@@ -80,7 +80,7 @@ async def start(options: dict[str, Any]) -> Answer:
 async def status(run: str) -> Answer:
     """How far a run is, by its folder or name: status, step, scores so far, and what it does now."""
     try:
-        return {"output": RunRegistry(places([run])).rows()}
+        return {"output": run_rows(places([run]))}
     except ConfigError as error:
         raise _classes()[1](str(error)) from None
 

@@ -46,14 +46,14 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Show a run in the terminal: scores, curve, rollouts; or list the runs of a folder with status and scores."""
-    from aitrain.ui.run_registry import RunRegistry, is_run, is_sweep, places
+    from aitrain.ui.run_registry import is_run, is_sweep, places, run_rows
 
     (folder,) = places([] if run is None else [run])
     has_filter = step is not None or case is not None or worst or failed
     if not is_run(folder) or is_sweep(folder):
         if has_filter:
             raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain show {folder}")
-        rows = [row for row in RunRegistry([folder]).rows() if bool(row["sweep"]) == is_sweep(folder)]
+        rows = [row for row in run_rows([folder]) if bool(row["sweep"]) == is_sweep(folder)]
         rows.sort(key=lambda row: -row["heartbeat"])
         if as_json:
             print_json(rows)
@@ -142,10 +142,10 @@ def view(
 
     The address holds a key, without which other users of the machine get nothing.
     """
-    from aitrain.ui.run_registry import RunRegistry, places
+    from aitrain.ui.run_registry import places
     from aitrain.ui.server import PageServer
 
-    server = PageServer(RunRegistry(places(runs or [])), port)
+    server = PageServer(places(runs or []), port)
     typer.echo(f"{server.address}  (stop with Ctrl-C)")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
     with suppress(KeyboardInterrupt):

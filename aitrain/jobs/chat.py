@@ -226,13 +226,13 @@ def show_answers(session: ChatSession, console: Console, question: str) -> None:
         try:
             session(question, view.answer)
         except KeyboardInterrupt:
-            view.note(session.chats[-1].name, "interrupted: this is not part of the conversation", "yellow")
+            view.write(f"\n{session.chats[-1].name}: interrupted: this is not part of the conversation", "yellow")
             return
         for chat in session.chats:
             if chat.cut_off:
-                view.note(chat.name, chat.cut_off, "yellow")
+                view.write(f"\n{chat.name}: {chat.cut_off}", "yellow")
     finally:
-        view.finish()
+        view.write("\n")
 
 
 def answer_lines(session: ChatSession) -> None:

@@ -24,7 +24,6 @@ from aitrain.launch.machines import LaunchedRank, Nodes, launched_rank, without_
 from aitrain.launch.nodes import POLL, MachineStore, NodeGroup, join_store, open_store
 from aitrain.machine import PROC
 from aitrain.options.train import TrainConfig
-from aitrain.runs.heartbeat import started_at
 
 MEET_SECONDS = 600.0
 """Seconds for the launcher's processes to connect."""
@@ -133,9 +132,19 @@ class LaunchedProcess:
 
     def wait(self) -> int | None:
         """Wait for its end; returns 0, or None if it has not said that it ends: only the launcher knows its code."""
-        while not self.has_left.wait(POLL) and started_at(self.pid) is not None:
+        while not self.has_left.wait(POLL) and _runs(self.pid):
             pass
         return 0 if self.has_left.wait(POLL) else None
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not ended, also if its launcher has not asked for its exit code yet."""
+    import psutil  # here, as only this needs it
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def hand_over(

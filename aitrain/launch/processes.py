@@ -34,7 +34,7 @@ from aitrain.redaction import RedactedLog, disable_telemetry
 from aitrain.runs.heartbeat import NodeInfo
 from aitrain.runs.new_folder import LOCK_VARIABLE
 from aitrain.runs.run_folder import RunFolder
-from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
+from aitrain.runs.watchdog import Watchdog, ask_for_stacks, waits_for_another_rank
 
 PYTHON = [sys.executable, "-P"]
 """`-P` keeps the working directory off the path: a folder named `vllm` there must not hide the library."""
@@ -121,8 +121,7 @@ class Processes:
             self.activity.write(bytes(SLOT * self.world))  # allocates it
             self.activity.flush()
             seconds, look = self.plan.config.stall_timeout, partial(read, mmap.mmap(self.activity.fileno(), 0))
-            are_all = len(numbers) == self.world
-            self.watchdog = Watchdog(seconds, numbers, look, self._on_stall, self._waits, are_all)
+            self.watchdog = Watchdog(seconds, numbers, self.world, look, self._on_stall, self._waits)
             self.watchdog.start()
             stack.callback(self.watchdog.stop)
             log = stack.enter_context(closing(RedactedLog(self.log, self._environment())))
@@ -282,11 +281,10 @@ class Processes:
                 return waits_for_another_rank(ask_for_stacks(self.log, rank, self.trees[rank].send, seen))
         return False
 
-    def _on_stall(self, stall: Stall) -> None:
+    def _on_stall(self, message: str) -> None:
         """Called in the watchdog's thread."""
         if self.last is None:
-            text = message(stall, self.world)
-            self._remember(Failed(text, RunFailed.exit_code, "stalled"))
+            self._remember(Failed(message, RunFailed.exit_code, "stalled"))
             self._kill()
 
     # -- ending

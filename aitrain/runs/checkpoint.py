@@ -235,13 +235,14 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int, compl
 
     Options that the environment declared before, and that are not given now, are compared when it has been loaded.
     """
-    old = _comparable(before.config, before.processes, before.completions or completions)
-    new = _comparable(to_jsonable(config.written()), processes, completions)
+    completed = before.completions or completions
+    old = {**before.config, "completions_per_step": completed, "processes": before.processes}
+    new = {**to_jsonable(config.written()), "completions_per_step": completions, "processes": processes}
     safe = {option.name for option in options_of(type(config)) if option.resume_safe} | {*OF_THE_STEP}
     safe |= as_object(before.environment.get("requires")).keys() - config.model_fields_set
     if pass_dependent(config):
         safe -= {"batch_size"}
-    names = [name for name in {**old, **new} if name.partition(".")[0] not in safe]
+    names = [name for name in {**old, **new} if name not in safe]
     changes = [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
     return [f"{name}: {_shown(name, one)} -> {_shown(name, other)}" for name, one, other in changes]
 
@@ -266,12 +267,6 @@ def _sources(facts: JsonObject) -> list[object]:
     """Hashes and packages of the environment's source, or of those of several."""
     several = as_object(facts.get("environments")).values()
     return [facts["sha256"], facts.get("package"), *(as_object(one).get("sha256") for one in several)]
-
-
-def _comparable(config: Mapping[str, object], processes: int, completions: int) -> JsonObject:
-    """Options, with TRL's fields as `trl.<name>`, and the size of a step."""
-    fields = {f"trl.{name}": value for name, value in as_object(config.get("trl")).items()}
-    return {**config, "trl": None, **fields, "completions_per_step": completions, "processes": processes}
 
 
 def _shown(name: str, value: object) -> str:

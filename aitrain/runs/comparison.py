@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, get_args
 
-from aitrain.cells import html_summary
 from aitrain.environment.completion_parser import short
 from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
@@ -50,7 +49,7 @@ FORMAT = "format"
 COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samples")
 """Options that change what is sampled or scored; the model's own are what is compared."""
 
-Outcome = Literal["won", "lost", "equal", "unscored"]
+Outcome = Literal["won", "lost", "equal"]
 
 
 @dataclass(frozen=True)
@@ -59,19 +58,17 @@ class CasePair:
 
     a: RecordedCase
     b: RecordedCase
-    score_a: float | None
-    score_b: float | None
+    score_a: float
+    score_b: float
 
     @property
-    def difference(self) -> float | None:
+    def difference(self) -> float:
         """Score of B less that of A."""
-        return None if self.score_a is None or self.score_b is None else self.score_b - self.score_a
+        return self.score_b - self.score_a
 
     @property
     def outcome(self) -> Outcome:
         """Whether B has the higher score."""
-        if self.difference is None:
-            return "unscored"
         return "equal" if abs(self.difference) < EQUAL else "won" if self.difference > 0 else "lost"
 
 
@@ -84,6 +81,7 @@ class Comparison:
     decoding: str
     """The decoding whose scores decide: sampled, or greedy if nothing was sampled."""
     pairs: list[CasePair]
+    """The cases that both have a score for, the largest difference first."""
     rows: ScoreTable
     """`sampled`, `greedy`, `pass@K`, `lenient` and `format`, over the cases that both have a value for; A is before.
     The p-values of changes are corrected for the number of models that are compared with A."""
@@ -106,8 +104,7 @@ class Comparison:
 
     def cases(self, outcome: Outcome) -> list[CasePair]:
         """The cases with this outcome, the largest difference first."""
-        found = [pair for pair in self.pairs if pair.outcome == outcome]
-        return sorted(found, key=lambda pair: -abs(pair.difference or 0.0))
+        return [pair for pair in self.pairs if pair.outcome == outcome]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -144,13 +141,10 @@ class Comparison:
         return f"{text}; for the measured {abs(measured):.3f}, {cases} are needed"
 
     def __repr__(self) -> str:
-        return f"Comparison({self.a.label} -> {self.b.label}: {verdict_sentence(self.change)})"
-
-    def _repr_html_(self) -> str:
-        """The comparison as a notebook shows it: its rows, the cases won and lost, and what they say."""
-        counts = f"{self.counts['won']} cases won, {self.counts['lost']} lost, of {len(self.pairs)}"
-        said = [verdict_sentence(self.change), counts, self.format_sentence(), *self.notes]
-        return html_summary([("", self.a.label, self.b.label, "change"), *table_texts(self.rows)], said)
+        """Its verdict, its rows with the scores of A and of B, and what they say."""
+        verdict = f"{self.b.label} compared with {self.a.label}: {verdict_sentence(self.change)}"
+        said = (verdict, *map("  ".join, table_texts(self.rows)), self.format_sentence(), *self.notes)
+        return "\n".join(filter(None, said))
 
     def to_json(self) -> JsonObject:
         """The comparison as JSON, with all cases."""
@@ -212,7 +206,8 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     if decoding is None:
         raise ConfigError(f"None of the {len(both)} cases of {a.label} and {b.label} has a score in both")
     first, second = map(means_of, _scorings(both, decoding))
-    pairs = [CasePair(*matched, first.get(str(n)), second.get(str(n))) for n, matched in enumerate(both)]
+    pairs = [CasePair(*both[int(place)], first[place], second[place]) for place in first if place in second]
+    pairs.sort(key=lambda pair: -abs(pair.difference))
     power = Power.of(weighted_changes(first, second, mixture))
     return Comparison(a, b, decoding, pairs, rows, list(_notes(a, b, both)), power)
 
@@ -244,11 +239,8 @@ def _mixture(a: RecordedScoring, b: RecordedScoring, pairs: Sequence[Matched]) -
     first, second = (recorded_mixture(one.environment, one.options, cases) for one in (a, b))
     for one, other in product(first, second):
         if one.name == other.name and one.bounds != other.bounds:
-            ranges = ["any" if bounds is None else "{:g},{:g}".format(*bounds) for bounds in (one.bounds, other.bounds)]
-            raise ConfigError(
-                f"The score ranges differ: {ranges[0]} in {a.label} and {ranges[1]} in {b.label}\n"
-                "Score both with the same environment and range."
-            )
+            ranges = f"{one.bounds or 'any'} in {a.label} and {other.bounds or 'any'} in {b.label}"
+            raise ConfigError(f"The score ranges differ: {ranges}\nScore both with the same environment and range.")
     return tuple(one for one in (first if named(first) else second) if one.prompts)
 
 

@@ -1,8 +1,9 @@
-"""Writes status.json with a heartbeat every two seconds and the machines of the run, and tells from it whether a run is
+"""Writes status.json with a heartbeat every two seconds and the machines of the run, and tells whether a run is
 alive."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import threading
@@ -10,13 +11,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 
 from aitrain import activity
 from aitrain.errors import Interrupted, to_aitrain_error
 from aitrain.events import Announce, Playing
-from aitrain.runs.json_values import as_float
+from aitrain.runs.json_values import as_float, regular
+from aitrain.runs.new_folder import LOCK, lock_file
 from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
@@ -110,57 +111,31 @@ class Heartbeat:
 
 
 def sign_of_life() -> dict[str, object]:
-    """Identity of this process for status.json: with its start time, as process ids are reused."""
-    return {
-        "pid": os.getpid(),
-        "started": started_at(os.getpid()),
-        "host": socket.gethostname(),
-        "machine": _machine(),
-        "heartbeat": time.time(),
-    }
+    """Where the run is, and when it was there, for status.json."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "heartbeat": time.time()}
 
 
-def is_alive(status: Mapping[str, object]) -> bool:
-    """Whether the process that wrote a status runs: by id and start time if it is here, else by its last heartbeat."""
-    pid, started = status.get("pid"), as_float(status.get("started"))
-    if status.get("machine") == _machine() and isinstance(pid, int) and started is not None:
-        now = started_at(pid)
-        if now is None or abs(now - started) < SILENCE:
-            return now is not None  # else the clock was set, or it is another process with this id
+def is_alive(folder: RunFolder, status: Mapping[str, object]) -> bool:
+    """Whether a run has not ended: by the lock of its folder, which its processes hold, if it is on this machine, else
+    by its last heartbeat."""
+    if status.get("host") == socket.gethostname():
+        with suppress(OSError), open(folder.path / LOCK, "rb", opener=regular) as file:
+            is_free = lock_file(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared with others that look
+            if is_free is not None:
+                return not is_free
     heartbeat = as_float(status.get("heartbeat"))
     return heartbeat is not None and time.time() - heartbeat < SILENCE
 
 
-def state_of(status: Mapping[str, object]) -> str:
-    """The status of a run by its status.json: running, finished, failed, stopped, stalled (it made no progress and
-    was ended), dead (recorded as running, but its process is gone), or unknown."""
+def state_of(folder: RunFolder, status: Mapping[str, object]) -> str:
+    """The status of a run, given its status.json: running, finished, failed, stopped, stalled (it made no progress and
+    was ended), dead (recorded as running, but its processes are gone), or unknown."""
     recorded = status.get("status")
     if recorded in ENDED:
         return str(recorded)
     if recorded != "running":
         return "unknown"
-    return "running" if is_alive(status) else "dead"
-
-
-def _machine() -> str:
-    """Where process ids mean the same: this start of the machine and, on Linux, the container, which has the name of
-    its machine with `docker run --network host`."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
-
-
-def started_at(pid: int) -> float | None:
-    """Start time of a process, in seconds since 1970; None if there is no such process, or it is a zombie."""
-    import psutil  # here, as only this needs it
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
-        return None
+    return "running" if is_alive(folder, status) else "dead"
 
 
 # -- the machines of a run

@@ -6,9 +6,9 @@ more of them than fits.
 
 import errno
 import json
-import math
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -74,12 +74,7 @@ def as_objects(value: object) -> list[JsonObject]:
 
 def as_float(value: object) -> float | None:
     """A finite number, None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max else None
 
 
 def as_text(value: object) -> str:

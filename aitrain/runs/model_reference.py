@@ -161,7 +161,9 @@ def _folder(given: str, path: Path) -> ModelReference:
         found = checkpoints_of(folder)
         kinds = "Give a run that has trained, a model folder, an adapter, or a Hub name."
         advice = f"Its newest checkpoint is {found[0]}" if found else kinds
-        raise ConfigError(f"model: {given} has no model (status {state_of(read_object(folder.status))})\n{advice}")
+        raise ConfigError(
+            f"model: {given} has no model (status {state_of(folder, read_object(folder.status))})\n{advice}"
+        )
     return _loaded_from(given, "run", folder.model, path, _model_step(path))
 
 

@@ -20,10 +20,10 @@ LOCK_VARIABLE = "AITRAIN_LOCK"
 """Environment variable with the file descriptor of the lock that a training process inherits."""
 
 
-def lock_file(handle: int, waits: bool = False) -> bool | None:
+def lock_file(handle: int, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool | None:
     """Lock an open file; False if another process has the lock, None if the file system has no locks."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        fcntl.flock(handle, how)
     except BlockingIOError:
         return False
     except OSError:
@@ -66,7 +66,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
             has_lock = lock_file(handle)
             if has_lock is False:
                 say_what_is_awaited(folder)
-                has_lock = lock_file(handle, waits=True)
+                has_lock = lock_file(handle, fcntl.LOCK_EX)
             if not is_open_file(handle, file):
                 continue  # the command that had it has removed the folder, as nothing began there
             is_new = is_new and not folder.config.exists()

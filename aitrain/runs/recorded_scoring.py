@@ -112,7 +112,7 @@ def _read(folder: Path, label: str, wanted: Sequence[str]) -> RecordedScoring:
     run, rollouts = RunFolder(folder), RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     status, result, options = read_object(run.status), read_object(run.result), read_options(run.config)
-    state = state_of(status)
+    state = state_of(run, status)
     phases = {entry.eval_phase.rpartition("_")[0] for entry in rollouts.entries}
     phase = next((phase for phase in wanted if phase in phases), None)
     if phase is None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
-from aitrain.cells import html_summary
 from aitrain.errors import ConfigError
 from aitrain.runs.held_out import (
     DECODINGS,
@@ -105,19 +104,17 @@ class Result(StoredResult):
         """The lines of metrics.jsonl, without the version of their format."""
         return [{"step": line.step, **line.values} for line in read_metrics(RunFolder(self.folder).metrics)]
 
-    def _repr_html_(self) -> str:
-        """The result as a notebook shows it: the held-out scores, what they say, and where the model is."""
-        rows = [("held-out", "before", "after", "change"), *table_texts(self.scores)]
-        change = self.scores["sampled"]["change"] if "sampled" in self.scores else None
-        why = f" ({self.stopped_because})" if self.stopped_because else ""
-        failed = sum(self.failures.values())
-        lines = [
-            f"{self.status}{why}: {self.steps} steps in {self.seconds:.0f} s",
-            verdict_sentence(change),
-            f"{failed} of {self.episodes} episodes failed" if failed else "",
+    def __repr__(self) -> str:
+        """How the run ended, the held-out scores before, after and of the change, what they say, and where the model
+        is."""
+        said = (
+            f"{self.status}: {self.steps} steps in {self.seconds:.0f} s",
+            *map("  ".join, table_texts(self.scores)),
+            verdict_sentence(self.scores["sampled"]["change"]) if "sampled" in self.scores else "",
+            f"{sum(self.failures.values())} of {self.episodes} episodes failed",
             f"model: {self.model}",
-        ]
-        return html_summary(rows, lines)
+        )
+        return "\n".join(filter(None, said))
 
     def to_json(self) -> dict[str, Any]:
         """The content of result.json, with the folder of the model."""

@@ -28,31 +28,21 @@ MARGIN = 10.0
 """Seconds by which a wait with its own deadline may exceed it on a busy machine."""
 
 
-@dataclass(frozen=True)
-class Stall:
-    """No process made progress for `seconds`. `ranks` hang, others may wait for them; `phase` is that of the rank that
-    hangs longest."""
-
-    ranks: tuple[int, ...]
-    phase: str
-    seconds: float
-
-
 @dataclass
 class Watchdog:
     """Watches the processes of one run in a thread, from `start` to `stop`.
 
-    `read` returns the activity of a rank; `on_stall` is called once, in the thread.
+    `read` returns the activity of a rank; `on_stall` is called once, in the thread, with the error message.
     """
 
     timeout: float
     ranks: Sequence[int]
+    world: int
+    """Number of all ranks; where all of these wait, and there are others, the one that hangs is watched elsewhere."""
     read: Callable[[int], Snapshot]
-    on_stall: Callable[[Stall], None]
+    on_stall: Callable[[str], None]
     waits: Callable[[int, Snapshot], bool] = lambda rank, seen: False
     """Whether a stalled rank waits for another one; may make the process dump its stacks."""
-    are_all: bool = True
-    """Whether these are all ranks of the run; else, where all of them wait, the one that hangs is watched elsewhere."""
 
     def __post_init__(self) -> None:
         self._poll = min(LONGEST_POLL, self.timeout / 4)
@@ -97,24 +87,20 @@ class Watchdog:
             is_stalled &= self._idle[rank] >= max(timeout, now.allows + MARGIN if now.allows else 0.0)
         return is_stalled
 
-    def _judged(self) -> Stall | None:
-        """The stall: ranks that do not wait for another rank hang. None if such a rank is not among these."""
+    def _judged(self) -> str | None:
+        """Error message of the stall, which says what hangs; the command says how to continue. None if all of these
+        ranks wait for one that is watched elsewhere."""
         first = sorted(self.ranks, key=lambda rank: -self._idle[rank])
         hanging = [rank for rank in first if not self.waits(rank, self._seen[rank])]
-        if not hanging and not self.are_all:
+        if not hanging and len(self.ranks) < self.world:
             return None
-        hanging = hanging or first
-        return Stall(tuple(sorted(hanging)), self._seen[hanging[0]].name, self._idle[first[-1]])
-
-
-def message(stall: Stall, processes: int) -> str:
-    """Error message of a stall: what hangs; the command says how to continue."""
-    who = "" if processes == 1 else f", rank {' and '.join(map(str, stall.ranks))} of {processes}"
-    return (
-        f"The run stalled: no progress for {stall.seconds:.0f} seconds (--stall-timeout).\n"
-        f"It hangs in: {stall.phase}{who}. train.log has the stacks of all threads.\n"
-        f"If that is only slow, give it more time: --stall-timeout {max(60, LONGER * round(stall.seconds, -1)):.0f}"
-    )
+        hanging, seconds = hanging or first, self._idle[first[-1]]
+        who = "" if self.world == 1 else f", rank {' and '.join(map(str, sorted(hanging)))} of {self.world}"
+        return (
+            f"The run stalled: no progress for {seconds:.0f} seconds (--stall-timeout).\n"
+            f"It hangs in: {self._seen[hanging[0]].name}{who}. train.log has the stacks of all threads.\n"
+            f"If that is only slow, give it more time: --stall-timeout {max(60, LONGER * round(seconds, -1)):.0f}"
+        )
 
 
 # -- stacks

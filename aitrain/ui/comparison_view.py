@@ -27,7 +27,7 @@ from aitrain.ui.transcript import messages_text
 
 STYLES = ("page.css", "comparison.css")
 SCRIPTS = ("dom.js", "theme.js", "comparison.js")
-MOST_CASES: dict[Outcome, int] = {"lost": 40, "won": 40, "equal": 10, "unscored": 10}
+MOST_CASES: dict[Outcome, int] = {"lost": 40, "won": 40, "equal": 10}
 """Maximum number of cases with transcripts, of each outcome."""
 MOST_ROWS = 5_000
 """Maximum number of cases that are listed."""
@@ -51,8 +51,7 @@ def comparison_texts(comparisons: Sequence[Comparison], most_cases: int = 2) -> 
         yield Text()
         yield row_table(comparison.rows, ("held-out", a.label, b.label, "change", "p"))
         yield Text()
-        counts = comparison.counts.items()
-        shown = ", ".join(f"{count} {name}" for name, count in counts if count or name != "unscored")
+        shown = ", ".join(f"{count} {name}" for name, count in comparison.counts.items())
         yield Text(f"{len(comparison.pairs)} cases, {comparison.decoding}: {shown}")
         for sentence in filter(None, (comparison.format_sentence(), comparison.power_sentence())):
             yield Text(escape_controls(sentence))
@@ -120,7 +119,6 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
 
 
 def _view(comparison: Comparison) -> JsonObject:
-    ranked = sorted(comparison.pairs, key=lambda pair: -abs(pair.difference or 0.0))[:MOST_ROWS]
     told = {id(pair) for outcome, most in MOST_CASES.items() for pair in comparison.cases(outcome)[:most]}
     changes = [change for row in comparison.rows.values() if (change := row["change"])]
     limits = [abs(limit) for change in changes for limit in (change["low"], change["high"], change["mean"]) if limit]
@@ -128,14 +126,13 @@ def _view(comparison: Comparison) -> JsonObject:
         "c": comparison,
         "notes": [redact(note) for note in comparison.notes],
         "reach": max(limits, default=1.0),
-        "cases": [(pair, _episodes(comparison, pair) if id(pair) in told else []) for pair in ranked],
+        "cases": [
+            (pair, _episodes(comparison, pair) if id(pair) in told else []) for pair in comparison.pairs[:MOST_ROWS]
+        ],
     }
 
 
 def _episodes(comparison: Comparison, pair: CasePair) -> list[JsonObject]:
-    """The episode of a case by each model that shows the difference best; none of a case that an interrupted eval
-    lacks."""
-    if not all(case.samples[comparison.decoding] for case in (pair.a, pair.b)):
-        return []
+    """The episode of a case by each model that shows the difference best."""
     sides = zip((comparison.a, comparison.b), telling_samples(comparison, pair), strict=True)
     return [episode(scoring.rollouts, sample) for scoring, sample in sides]

@@ -49,6 +49,12 @@ MOST_METRICS = 32 * 2**20
 LOG_BYTES, LOG_LINES = 16_000, 60
 """Limits of the end of train.log that a page shows."""
 UNSCORED: ScoreRow = {"before": None, "after": None, "change": None}
+ADVICE: dict[Verdict | None, str] = {
+    None: "No cases were scored before and after (--eval-cases): nothing says whether the model is better.",
+    "worse": "A lower learning rate may help, and --save-best, which keeps the best step as the model.",
+    "undetected": "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
+    " smaller differences.",
+}
 OF_A_PLACE = ("project_name", "output_dir")
 """Options that differ in any two runs."""
 
@@ -77,7 +83,7 @@ class Overview:
     @cached_property
     def status(self) -> str:
         """The status as `aitrain show` lists it; `unknown` without one."""
-        return state_of(self.recorded or self.result)
+        return state_of(self.run, self.recorded or self.result)
 
     @property
     def job(self) -> str:
@@ -226,18 +232,7 @@ class Overview:
     @property
     def advice(self) -> str:
         """What the result of a training suggests; empty if there is nothing to add to the verdict."""
-        if not self.is_over:
-            return ""
-        if self.verdict is None:
-            return "No cases were scored before and after (--eval-cases): nothing says whether the model is better."
-        if self.verdict == "worse":
-            return "A lower learning rate may help, and --save-best, which keeps the best step as the model."
-        if self.verdict == "better":
-            return ""
-        return (
-            "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
-            " smaller differences."
-        )
+        return ADVICE.get(self.verdict, "") if self.is_over else ""
 
     @property
     def next_steps(self) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """The runs that the page server shows, each known by an id that is not a path."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +13,34 @@ SIGNS = ("metrics.jsonl", "status.json", "rollouts", SWEEP_LOG)
 """Files that identify the folder of a run or a sweep; one suffices. A config.yaml may be a file of options only."""
 
 
-class RunRegistry:
-    """The runs of some places: run folders, sweeps, and folders of both."""
+def runs_of(places: Iterable[Path]) -> dict[str, Path]:
+    """The runs of some places, which are run folders, sweeps, and folders of both, by id: a sweep before its trials,
+    those of a folder with the newest first. An id is a name; a second one of the name is `name (2)`."""
+    found = dict[str, Path]()
+    for path in dict.fromkeys(path for place in places for path in _found_in(place.resolve())):
+        id = path.name
+        while id in found:
+            id += " (2)"
+        found[id] = path
+        if is_sweep(path):
+            found |= {f"{id}/{trial.name}": trial for trial in _runs_inside(path)}
+    return found
 
-    def __init__(self, places: Iterable[Path]) -> None:
-        self.places = [place.resolve() for place in places]
 
-    def look(self) -> dict[str, Path]:
-        """All runs by id, a sweep before its trials, those of a folder with the newest first. An id is a name; a second
-        one of the name is `name (2)`."""
-        found = dict[str, Path]()
-        for path in dict.fromkeys(path for place in self.places for path in _found_in(place)):
-            id = path.name
-            while id in found:
-                id += " (2)"
-            found[id] = path
-            if is_sweep(path):
-                found |= {f"{id}/{trial.name}": trial for trial in _runs_inside(path)}
-        return found
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The table of runs; `is_given` is set for a run that was named itself, and not by its folder."""
-        runs = self.look()
-        ids = {path: id for id, path in runs.items()}
-        return [
-            {
-                **Overview(path).row(),
-                "id": id,
-                "sweep": ids.get(path.parent),
-                "is_given": path in self.places,
-            }
-            for id, path in runs.items()
-        ]
+def run_rows(places: Sequence[Path]) -> list[dict[str, Any]]:
+    """The table of runs; `is_given` is set for a run that was named itself, and not by its folder."""
+    runs = runs_of(places)
+    ids = {path: id for id, path in runs.items()}
+    given = [place.resolve() for place in places]
+    return [
+        {
+            **Overview(path).row(),
+            "id": id,
+            "sweep": ids.get(path.parent),
+            "is_given": path in given,
+        }
+        for id, path in runs.items()
+    ]
 
 
 def _found_in(place: Path) -> Iterator[Path]:

@@ -14,7 +14,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from aitrain.ui.episodes import Query, cases_json, episode, find, page_of
 from aitrain.ui.output import escape_controls
 from aitrain.ui.overview import Overview
 from aitrain.ui.page import run_page
-from aitrain.ui.run_registry import RunRegistry
+from aitrain.ui.run_registry import run_rows, runs_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -56,14 +56,14 @@ PATIENCE = 0.3
 
 
 class PageServer:
-    """Serves the runs of a registry on 127.0.0.1; port 0 takes a free one.
+    """Serves the runs of some places on 127.0.0.1; port 0 takes a free one.
 
     Raises:
         OSError: the port is taken.
     """
 
-    def __init__(self, registry: RunRegistry, port: int) -> None:
-        self.registry, self.key = registry, secrets.token_urlsafe(24)
+    def __init__(self, places: Sequence[Path], port: int) -> None:
+        self.places, self.key = places, secrets.token_urlsafe(24)
         self.listener = socket.create_server(("127.0.0.1", port), backlog=1024)
         self.port = self.listener.getsockname()[1]
         self.cookie = f"aitrain-{self.port}"
@@ -121,7 +121,7 @@ class PageServer:
             both = [self._run(parameters, name) for name in ("a", "b")]
             return page_of_comparisons(compare_all(read_scorings(both)))
         if path == "/api/runs":
-            return self.registry.rows()
+            return run_rows(self.places)
         run = self._run(parameters, "run")
         rollouts = self._opened.setdefault(run, RolloutIndex(run / "rollouts"))
         match path:
@@ -141,7 +141,7 @@ class PageServer:
 
     def _run(self, parameters: Mapping[str, str], name: str) -> Path:
         """The run with the id of a request, never by a path."""
-        run = self.registry.look().get(parameters.get(name, ""))
+        run = runs_of(self.places).get(parameters.get(name, ""))
         if run is None:
             raise RefusedRequestError(404, "There is no such run.")
         return run

@@ -145,8 +145,8 @@ def text_table(rows: Sequence[Sequence[str | Text]]) -> Text:
 
 
 class ChatView:
-    """The answers to one question, one model after the other, written as they come. `titles` are the models' names with
-    what they are."""
+    """The answers to one question, one model after the other, written as they come; and lines below them. `titles` are
+    the models' names with what they are."""
 
     def __init__(self, console: Console, titles: Mapping[str, str]) -> None:
         self.console, self.titles = console, titles
@@ -155,17 +155,10 @@ class ChatView:
     def answer(self, name: str, text: str) -> None:
         """Show the text so far of a model's answer: what was not shown yet."""
         if name not in self._shown:
-            self._write(("\n" if self._shown else "") + self.titles[name] + "\n", "bold")
-        self._write(text[len(self._shown.get(name, "")) :])
+            self.write(("\n" if self._shown else "") + self.titles[name] + "\n", "bold")
+        self.write(text[len(self._shown.get(name, "")) :])
         self._shown[name] = text
 
-    def note(self, name: str, text: str, style: str) -> None:
-        """Show a line below the answers, such as why one was cut off."""
-        self._write(f"\n{name}: {text}", style)
-
-    def finish(self) -> None:
-        """End the last line."""
-        self._write("\n")
-
-    def _write(self, text: str, style: str = "") -> None:
+    def write(self, text: str, style: str = "") -> None:
+        """Write text where the last one ended."""
         self.console.print(Text(escape_controls(text), style), end="", soft_wrap=True)

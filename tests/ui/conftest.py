@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.ui.run_registry import RunRegistry
 from aitrain.ui.server import PageServer
 from tests.finished_runs import FinishedRuns
 
@@ -81,7 +80,7 @@ def serve() -> Iterator[Serve]:
     servers: list[PageServer] = []
 
     def start(*places: Path) -> PageServer:
-        servers.append(PageServer(RunRegistry(places), 0))
+        servers.append(PageServer(places, 0))
         threading.Thread(target=servers[-1].run, daemon=True).start()
         return servers[-1]
 

@@ -13,7 +13,7 @@ import pytest
 from aitrain.runs.run_folder import read_object, write_json
 from aitrain.ui.episodes import Query, case_rows, find
 from aitrain.ui.overview import DEAD, LOG_LINES, Overview
-from aitrain.ui.run_registry import RunRegistry
+from aitrain.ui.run_registry import run_rows
 from tests.ui.conftest import read, record, write_run
 from tests.ui.made_runs import make_eval, make_failed, make_live, make_run
 
@@ -45,7 +45,7 @@ def test_an_eval_whose_scores_are_of_another_type_has_none(tmp_path: Path, score
 def test_a_run_that_was_killed_is_dead(tmp_path: Path) -> None:
     run = make_live(tmp_path / "run")
     assert state_of(run.path)["status"] == "running"
-    write_json(run.status, {**read_object(run.status), "started": 1, "heartbeat": 1})
+    write_json(run.status, {**read_object(run.status), "heartbeat": 1})
     state = state_of(run.path)
     assert (state["status"], state["reason"], state["phase"]) == ("dead", DEAD, "training")
 
@@ -71,7 +71,7 @@ def test_a_folder_that_somebody_made_to_do_harm_is_listed_and_shown_and_keeps_no
     for name in (*names, "train.log", "rollouts/rank0.jsonl"):
         (tmp_path / "bad" / name).unlink(missing_ok=True)
         HARM[harm](tmp_path / "bad" / name)
-    rows = {row["name"]: row["status"] for row in RunRegistry([tmp_path]).rows()}
+    rows = {row["name"]: row["status"] for row in run_rows([tmp_path])}
     assert rows == {"good": "failed", "bad": "unknown"}
     json.dumps(Overview(tmp_path / "bad").to_json(), allow_nan=False)
 

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from aitrain.ui.run_registry import RunRegistry
+from aitrain.ui.run_registry import runs_of
 from aitrain.ui.server import PageServer
 from tests.execution.waiting import eventually
 from tests.ui.conftest import Serve, record, write_run
@@ -152,7 +152,7 @@ def test_links_and_other_files_are_no_runs(kinds: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "linked").symlink_to(kinds / "better")
     (tmp_path / "runs" / "notes" / "config.yaml").write_text("model: secret")
     write_run(tmp_path / "runs" / "mine", [record()])
-    assert set(RunRegistry([tmp_path / "runs"]).look()) == {"mine"}
+    assert set(runs_of([tmp_path / "runs"])) == {"mine"}
 
 
 # -- the command
