@@ -112,9 +112,9 @@ def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[P
     keys. Every rank must call this, with its own episodes, which are whole groups in such an environment."""
     runner = rollouts.rollout.runner
     together = defaultdict[int, list[Episode]](list)
-    for (group, _), episode in own.items():
+    for (number, _), episode in own.items():
         if episode.too_long is None and runner.part_of(episode.case).scores_groups:
-            together[group].append(episode)
+            together[number].append(episode)
     with rollouts.rollout.engine.clock.running("environment"):
         for members in together.values():  # one after another: a call may compare with what earlier ones left
             group = Group(members[0].case, [one.as_member for one in members])
