@@ -136,7 +136,8 @@ def everywhere(subject: Subject, texts: Iterable[str]) -> Replies:
 
 
 def _contentless(subject: Subject) -> Replies:
-    """Replies without content, what the environment says itself, and the format that it asks for without an answer."""
+    """Replies without content, what the environment says itself, and the format that it asks for, or that the reference
+    has, without an answer."""
     yield from everywhere(subject, CONTENTLESS)
     for case in subject.sample:
         asked = subject.asked(case)
@@ -148,6 +149,9 @@ def _contentless(subject: Subject) -> Replies:
         tried = [(case, Constant(call)) for case in subject.sample]
         if all((subject.share(one) or 0.0) > FORMAT_BONUS for one in subject.play(tried)):  # a guess is right in some
             yield from ((quoted(call), *pair) for pair in tried)
+    for case, script in subject.decided:
+        if len(script.replies) == 1 and core_of(reply := script.replies[-1]) != reply.strip():
+            yield "in the reference's format without an answer", case, Constant(rewrapped(reply, ""))
 
 
 def _other_answers(subject: Subject) -> Replies:

@@ -23,7 +23,10 @@ ROLES = {"system", "user", "assistant", "tool"}
 FEW_PROMPTS = 0.5
 LABELS = 5
 """Number of different answers up to which they are taken for labels, which a prompt may list."""
-LEAD = r"(?:answer|solution|result|ground truth|label|expected|correct)\W{0,3}(?:is|are|:|=)*\W{0,4}"
+LEAD = (
+    r"(?:answer|solution|result|ground truth|label|expected|correct(?: one)?|right one|hint)"
+    r"\W{0,3}(?:is|are|:|=)*\W{0,4}"
+)
 NAMED = r"\b(?:gold|target|key|reference|truth)\w*['\"]?\s*(?:[-=]?>|[:=]|is\s)\s*['\"]?"
 """What leads to an answer in a row that was put into the prompt."""
 

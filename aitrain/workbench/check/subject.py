@@ -171,12 +171,15 @@ class Subject:
 
     @cached_property
     def tool_calls(self) -> list[str]:
-        """A call of each tool without arguments, and one with arguments of the right types that mean nothing."""
+        """Calls of each tool without arguments, and with arguments of the right types that mean nothing; a number is
+        also zero, by which a tool may divide."""
         reset, calls = self.play_one(self.sample[0], JUNK).reset, list[str]()
         for function in map(function_part, reset.tools if reset.runs_tools else ()):
             properties = (function.get("parameters") or {}).get("properties") or {}
-            example = {name: EXAMPLES.get(str(schema.get("type")), "x") for name, schema in properties.items()}
-            for arguments in ({}, example):
+            kinds = {name: str(schema.get("type")) for name, schema in properties.items()}
+            example = {name: EXAMPLES.get(kind, "x") for name, kind in kinds.items()}
+            zeros = {name: 0 for name, kind in kinds.items() if kind in ("integer", "number")}
+            for arguments in ({}, example, *([example | zeros] if zeros else ())):
                 call = {"name": function.get("name"), "arguments": arguments}
                 calls.append(f"<tool_call>{json.dumps(call)}</tool_call>")
         return calls
