@@ -453,6 +453,11 @@ class AnyNumber(Sums):
         return float(text.strip().isdigit())
 
 
+class AnyOrder(Sums):
+    def score_episode(self, text, answer):
+        return float(sorted(text.strip()) == sorted(answer))
+
+
 class Truthy(Sums):
     def score_episode(self, text, answer):
         return float(bool(text.strip()) == bool(answer))

@@ -130,7 +130,7 @@ _OTHER = str.maketrans("".join(_KINDS), "".join(kind[3:] + kind[:3] for kind in 
 
 
 def wrong_answers(core: str) -> list[str]:
-    """Answers of the same form that are not `core`: other numbers, or other letters and digits."""
+    """Answers of the same form that are not `core`: other numbers, other letters and digits, a word backwards."""
     number = number_of(core)
     if number is None or abs(number) >= 1e15:
         answers = [core.translate(_OTHER)]
@@ -138,6 +138,7 @@ def wrong_answers(core: str) -> list[str]:
         answers = [str(2 * int(number) + 7), str(int(number) + 1), f"{int(number)}.9", "NaN"]
     else:
         answers = [f"{2 * number + 7:g}", "NaN"]
+    answers += [core[::-1]] if core.isalnum() else []
     return [answer for answer in (*answers, "zzz") if not same_answer(answer, core)]
 
 

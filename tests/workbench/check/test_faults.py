@@ -38,6 +38,7 @@ FAULTS = {
     "PaysForCalls": "floor",
     "ShortIsGood": "floor lazy-policy",
     "AnyNumber": "wrong-answer other-answer lazy-policy",
+    "AnyOrder": "wrong-answer",
     "Truthy": "other-answer floor wrong-answer shotgun denied-answer lazy-policy",
     "Contains": "shotgun denied-answer wrong-answer",
     "FirstNumberAfterMark": "denied-answer wrong-answer shotgun",
