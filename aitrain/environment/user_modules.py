@@ -27,16 +27,16 @@ def module_specs(module: str) -> list[ModuleSpec]:
     """
     top, *rest = module.split(".")
     chains = [_down(spec, rest) for spec in (in_working_directory(top), installed(top)) if spec is not None]
-    found = [chain for chain in chains if len(chain) == len(rest) + 1]
-    return next((chain for chain in found if chain[-1].origin is not None), found[0] if found else [])
+    return min(filter(None, chains), key=lambda chain: chain[-1].origin is None, default=[])
 
 
 def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
+    """The specs from a top-level module down to the last of the names; none if one is not there."""
     chain = [spec]
     for name in names:
         below = PathFinder.find_spec(f"{chain[-1].name}.{name}", list(chain[-1].submodule_search_locations or []))
         if below is None:
-            break
+            return []
         chain.append(below)
     return chain
 
