@@ -114,8 +114,7 @@ def load_env(config: TrainConfig) -> object:
         if adapter is not None:
             factory, name = partial(factory, source.id), f"the adapter {adapter.name}"
         check_signature(factory, name, keywords)
-        given = ", ".join(f"{key}=..." for key in keywords)
-        with users_errors(f"{name}({given}) raised"):
+        with users_errors(f"{name} raised"):
             environment: object = factory(**keywords)
     if adapter is None or adapter is SERVED:  # which has the name that the server gives it
         return environment

@@ -341,10 +341,10 @@ class EnvRunner:
             self.processes.close()
 
 
-def start_runner(environment: Any, config: TrainConfig, is_watched: bool = True) -> EnvRunner:
+def start_runner(environment: Any, config: TrainConfig) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here."""
     processes = ProcessPool(environment, session_for) if config.rl_env_isolation == "process" else None
-    return EnvRunner(environment, config, processes, is_watched)
+    return EnvRunner(environment, config, processes)
 
 
 # -- several environments

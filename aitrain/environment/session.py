@@ -166,9 +166,8 @@ class Session:
         returned = call_by_name(self.environment.score_group, group.arguments())
         returned = returned.tolist() if hasattr(returned, "tolist") else returned
         if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
-            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
             what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
-            raise wrong_type(f"returned {count}: {what}")
+            raise wrong_type(f"returned {shown(returned)}: {what}")
         return list(map(parse_score, returned))
 
     def close_environment(self) -> None:
