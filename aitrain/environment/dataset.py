@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message
+from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message, shown
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.user_code import users_errors
 
@@ -77,36 +77,28 @@ def columns(built: Datasets) -> set[str]:
 
 
 def _rows(method: Callable[..., object], tokenizer: object, needs_prompt: bool) -> list[Mapping[str, Any]]:
-    """The rows of a dataset."""
+    """The rows of a dataset, with valid prompts; `needs_prompt`: the environment cannot speak first."""
     name = getattr(method, "__name__", "build_dataset")
     with users_errors(f"{name} raised"):
         returned = call_with_tokenizer(method, tokenizer)
         if isinstance(returned, (Mapping, str, bytes)) or not isinstance(returned, Iterable):
             raise EnvironmentFailed(
-                f"{name} returned {'None' if returned is None else 'a ' + type(returned).__name__}\n"
-                "Return a datasets.Dataset or a list of dicts, one a case."
+                f"{name} returned {shown(returned)}\nReturn a datasets.Dataset or a list of dicts, one a case."
             )
         rows: list[Any] = copied(list(returned), shares_objects=True)  # the environment may change its list later
     if not rows:
         raise EnvironmentFailed(f"{name} returned no rows")
     for number, row in enumerate(rows):
-        _check_prompt(f"row {number} of {name}", row, needs_prompt)
+        place = f"row {number} of {name}"
+        if not isinstance(row, Mapping):
+            raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
+        given = row.get("prompt")
+        prompt = [] if given is None else given
+        is_prompt = isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt)))
+        if not is_prompt or (needs_prompt and not prompt):
+            others = ", ".join(map(str, row)) or "none"
+            raise EnvironmentFailed(
+                f"{place} has no valid prompt: {repr(given)[:60]} (its columns: {others})\n"
+                'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
+            )
     return rows
-
-
-def _check_prompt(place: str, row: object, needs_prompt: bool) -> None:
-    """Check the prompt of a row.
-
-    Raises:
-        EnvironmentFailed: it is invalid, or missing where the environment cannot speak first.
-    """
-    if not isinstance(row, Mapping):
-        raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
-    given = row.get("prompt")
-    prompt = [] if given is None else given
-    is_prompt = isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt)))
-    if not is_prompt or (needs_prompt and not prompt):
-        raise EnvironmentFailed(
-            f"{place} has no valid prompt: {repr(given)[:60]} (its columns: {', '.join(map(str, row)) or 'none'})\n"
-            'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
-        )
