@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
+import sys
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Optional
@@ -252,12 +253,14 @@ def test_what_cannot_be_a_tool_is_refused_by_name(tool: Any, message: str) -> No
 def test_get_tools_is_a_method_that_returns_a_list_of_different_names() -> None:
     assert Tools.of(Owner()).schemas == Tools.of(object()).schemas == []
     assert "secret: two tools have this name" in refusal(Owner(Hotels().secret, named(lambda: 1, "secret")))
-    owner, broken = Owner(), Owner()
+    owner, broken, ends = Owner(), Owner(), Owner()
     owner._tools = {"a": 1}
     broken.get_tools = lambda: [broken.search]  # type: ignore[attr-defined, method-assign]
+    ends.get_tools = lambda: sys.exit(0)  # type: ignore[method-assign]
 
     assert "'a': neither a JSON schema" in refusal(owner)
     assert "get_tools raised: AttributeError" in refusal(broken)
+    assert "get_tools raised: SystemExit: 0" in refusal(ends)
     assert "[broken.search]" in refusal(broken)
 
 

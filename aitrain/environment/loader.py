@@ -105,10 +105,8 @@ def load_env(config: TrainConfig) -> object:
         adapter.require_package()
     with no_bytecode():
         with users_errors("The environment's module cannot be imported"):
-            if file is None or not source.place.endswith(".py"):
-                module = import_module(source.place)
-            else:
-                module = import_file(file)
+            is_file = source.place.endswith(".py")
+            module = import_file(file) if is_file and file else import_module(source.place)
         name = source.class_name or _only_class(source, module)
         factory = member(module, name, "rl_env_class")
         if adapter is not None:

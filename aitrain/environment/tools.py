@@ -194,7 +194,6 @@ def _described(function: Any, is_bound: bool) -> _Described:
     function = inspect.unwrap(function)
     strict = ConfigDict(allow_inf_nan=False)
     try:
-        parameters = list(inspect.signature(function).parameters.values())[is_bound:]
         core = generate_arguments_schema(
             function, "arguments", lambda place, *_: "skip" if is_bound and place == 0 else None, strict
         )
@@ -208,11 +207,11 @@ def _described(function: Any, is_bound: bool) -> _Described:
     if "properties" not in schema:
         raise InvalidToolError("it takes arguments by position only\nRemove the `/` or the `*`: a model gives names.")
     for name, each in schema["properties"].items():
-        if text := each.get("description") or texts.get(name):
-            each["description"] = text
+        if texts.get(name):
+            each.setdefault("description", texts[name])
     shown = {"type": "object", "required": [], **schema}
     shown.pop("additionalProperties", None)  # there is none with `**rest`
-    nullable = [parameter.name for parameter in parameters if parameter.default is None]
+    nullable = [name for name, one in inspect.signature(function).parameters.items() if one.default is None]
     return _Described(description, shown, validator, nullable)
 
 
