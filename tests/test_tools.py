@@ -336,6 +336,8 @@ INNER: dict[str, Any] = {
 
 
 class WithSchema(Owner):
+    most = max
+
     def search(self, city: str, n: int = 0) -> Any:
         return [city, n]
 
@@ -364,3 +366,4 @@ def test_a_schema_that_names_no_method_is_shown_and_not_run_and_one_that_does_no
     assert "nowhere: the schema names no method" in refusal(WithSchema(INNER, nowhere))
     assert "5: it is no schema of a function" in refusal(WithSchema({"name": 5}))
     assert "unexpected keyword argument 'city'" in refusal(WithSchema({**nowhere, "name": "narrow"}))
+    assert "most: no signature found" in refusal(WithSchema({**nowhere, "name": "most"}))

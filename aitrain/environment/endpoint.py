@@ -29,7 +29,7 @@ from pydantic import BaseModel, TypeAdapter
 from aitrain.environment.completion_parser import ToolJson, clean, parse_call, short
 from aitrain.environment.http_server import RefusedRequestError, http_server, json_body, with_token
 from aitrain.environment.session import AssistantTurn, Message, wrong_type
-from aitrain.environment.tools import InvalidToolError, shown_tool
+from aitrain.environment.tools import shown_tool
 from aitrain.errors import EpisodeTruncated
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class ChatRequest:
             if tools is not None:
                 dumped = (tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True) for tool in tools)
                 schemas = tuple(shown_tool(tool).schema for tool in dumped)
-        except (ValueError, TypeError, AttributeError, InvalidToolError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise RefusedRequestError(400, f"messages or tools: {short(str(error), 300)}") from None
         return cls(read, schemas, is_trained)
 
