@@ -146,8 +146,7 @@ def _tool_of_function(function: Any) -> Tool:
             "neither a JSON schema nor a function or method with a name\nList the methods themselves: [self.search]"
         )
     described = _described(getattr(function, "__func__", function), inspect.ismethod(function))
-    parameters = copy.deepcopy(described.parameters)
-    schema = {"name": name, "description": described.description, "parameters": parameters}
+    schema = {"name": name, "description": described.description, "parameters": described.parameters}
     return Tool(name, {"type": "function", "function": schema}, function, described.read)
 
 
