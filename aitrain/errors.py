@@ -16,13 +16,12 @@
         CallFailed                  a call of the environment failed; defined in execution/failure.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
         EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
-        InvalidToolError            a tool of the environment cannot be offered; defined in environment/tools.py
         NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
         OutOfRepliesError           a scripted policy has no further reply; defined in rollout/engine.py
         RefusedRequestError         what our servers refuse, and why; defined in environment/http_server.py
         ServerGoneError             no vLLM server answers, or its engine is dead
 
-The last ten are caught and turned into something that a user sees. A message says what happened, where, and what
+The last eight are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 

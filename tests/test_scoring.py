@@ -59,7 +59,7 @@ def test_a_score_comes_in_many_types_and_metrics_are_the_numbers_beside_it(value
     ("value", "kind", "told"),
     [
         ("0.5", "wrong_type", "'0.5' (str)"),
-        ({"reward": 1.0}, "wrong_type", 'a dict needs a "score"'),
+        ({"reward": 1.0}, "wrong_type", 'a dict with a number as "score"'),
         (-math.inf, "not_finite", "-inf"),
         (1.5, "out_of_range", "--rl-score-range"),
     ],

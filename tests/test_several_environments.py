@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.environment.dataset import build_cases, number_apart
+from aitrain.environment.dataset import Datasets, build_cases
 from aitrain.environment.loader import locate_environments
 from aitrain.environment.runner import MixedRunner
 from aitrain.errors import AitrainError
@@ -33,9 +33,17 @@ def loaded(places: list[str], **options: Any) -> MixedRunner:
     return runner
 
 
+def built_cases(runner: MixedRunner) -> dict[str, Datasets]:
+    built, first = dict[str, Datasets](), 0
+    for name, part in runner.parts.items():
+        built[name] = build_cases(part.environment, None, name, first)
+        first += sum(map(len, built[name]))
+    return built
+
+
 def played(runner: MixedRunner, answer: str = "abz$", each: int = 3) -> dict[str, list[Episode]]:
     """Episodes of the first cases of each environment, played side by side, by the environment's name."""
-    built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
+    built = built_cases(runner)
     cases = [train[number] for number in range(each) for train, _ in built.values()]
     rollout = Rollout(runner, Scripted(lambda _: answer), ChatFormat(Letters()), None)
     episodes = asyncio.run(rollout.play(cases, range(len(cases)), range(len(cases))))
@@ -71,7 +79,7 @@ def test_two_environments_of_one_class_have_their_own_keywords() -> None:
 
 def test_cases_of_all_environments_have_numbers_of_their_own() -> None:
     with closing(loaded(THREE)) as runner:
-        built = number_apart({name: build_cases(part.environment, None) for name, part in runner.parts.items()})
+        built = built_cases(runner)
     everything = [case for train, held_out in built.values() for case in (*train, *held_out)]
     assert [case.number for case in everything] == list(range(20 + 12 + 12 + 3))
     mixed = [case.env for train, _ in built.values() for case in train]

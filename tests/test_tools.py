@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
+import sys
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Optional
@@ -252,12 +253,14 @@ def test_what_cannot_be_a_tool_is_refused_by_name(tool: Any, message: str) -> No
 def test_get_tools_is_a_method_that_returns_a_list_of_different_names() -> None:
     assert Tools.of(Owner()).schemas == Tools.of(object()).schemas == []
     assert "secret: two tools have this name" in refusal(Owner(Hotels().secret, named(lambda: 1, "secret")))
-    owner, broken = Owner(), Owner()
+    owner, broken, ends = Owner(), Owner(), Owner()
     owner._tools = {"a": 1}
     broken.get_tools = lambda: [broken.search]  # type: ignore[attr-defined, method-assign]
+    ends.get_tools = lambda: sys.exit(0)  # type: ignore[method-assign]
 
     assert "'a': neither a JSON schema" in refusal(owner)
     assert "get_tools raised: AttributeError" in refusal(broken)
+    assert "get_tools raised: SystemExit: 0" in refusal(ends)
     assert "[broken.search]" in refusal(broken)
 
 
@@ -333,6 +336,8 @@ INNER: dict[str, Any] = {
 
 
 class WithSchema(Owner):
+    most = max
+
     def search(self, city: str, n: int = 0) -> Any:
         return [city, n]
 
@@ -361,3 +366,4 @@ def test_a_schema_that_names_no_method_is_shown_and_not_run_and_one_that_does_no
     assert "nowhere: the schema names no method" in refusal(WithSchema(INNER, nowhere))
     assert "5: it is no schema of a function" in refusal(WithSchema({"name": 5}))
     assert "unexpected keyword argument 'city'" in refusal(WithSchema({**nowhere, "name": "narrow"}))
+    assert "most: no signature found" in refusal(WithSchema({**nowhere, "name": "most"}))

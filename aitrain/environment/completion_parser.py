@@ -99,15 +99,16 @@ def parse_call(value: object) -> ToolCall:
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
         return ToolCall("", None, 'the call has no "name", or one that is not a string')
+    name, problem = name.strip(), "are not a JSON object"
     arguments = value.get("arguments", value.get("parameters"))
     arguments = {} if arguments in (None, "") else arguments  # of a tool without parameters
     try:  # some models write the object as a JSON string; parsers of others read NaN, which is no JSON
         arguments = strict_json(arguments if isinstance(arguments, str) else json.dumps(arguments))
+        if isinstance(arguments, dict):
+            return ToolCall(name, arguments)
     except (ValueError, RecursionError) as error:
-        return ToolCall(name.strip(), None, f"{short(name)}: the arguments are not valid JSON: {error}")
-    if not isinstance(arguments, dict):
-        return ToolCall(name.strip(), None, f"{short(name)}: the arguments are not a JSON object")
-    return ToolCall(name.strip(), arguments)
+        problem = f"are not valid JSON: {error}"
+    return ToolCall(name, None, f"{short(name)}: the arguments {problem}")
 
 
 def strict_json(text: str) -> object:

@@ -307,13 +307,12 @@ def parse_score(returned: Any) -> ScoreResult:
     numbers = [(str(name), _number(metric)) for name, metric in metrics.items()]
     finite = {name: number for name, number in numbers if number is not None and abs(number) <= LARGEST_METRIC}
     number = _number(value)
-    if value is None or (number is not None and math.isfinite(number)):
-        return ScoreResult(number, finite)
-    if number is not None:
+    if number is None and value is not None:
+        what = f'returned {shown(returned)}, which is neither a number nor a dict with a number as "score"'
+        return ScoreResult(None, failure=Failure("wrong_type", what))
+    if number is not None and not math.isfinite(number):
         return ScoreResult(None, failure=Failure("not_finite", f"returned {number}, not a finite number"))
-    needs_score = isinstance(returned, Mapping) and "score" not in returned
-    why = 'and a dict needs a "score"' if needs_score else "not a number"
-    return ScoreResult(None, failure=Failure("wrong_type", f"returned {shown(returned)}, {why}"))
+    return ScoreResult(number, finite)
 
 
 def _number(value: Any) -> float | None:

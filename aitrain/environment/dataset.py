@@ -3,10 +3,9 @@ is recognised by its attributes."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, TypeAlias
 
-from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message
+from aitrain.environment.contract import Case, call_with_tokenizer, copied, env_kind, is_message, shown
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.user_code import users_errors
 
@@ -17,16 +16,6 @@ Datasets: TypeAlias = tuple[list[Case], list[Case]]
 def dataset_note(environment: object) -> str:
     """What an adapter has found out while it built the dataset, on one line; may be empty."""
     return str(getattr(environment, "dataset_note", ""))
-
-
-def number_apart(built: Mapping[str, Datasets]) -> dict[str, Datasets]:
-    """The datasets of each environment with its name, and with row numbers that no other environment has."""
-    numbered, first = dict[str, Datasets](), 0
-    for name, (train, held_out) in built.items():
-        own = [replace(case, number=first + case.number, env=name, first=first) for case in (*train, *held_out)]
-        numbered[name] = own[: len(train)], own[len(train) :]
-        first += len(own)
-    return numbered
 
 
 def fingerprint(cases: Iterable[Case]) -> str:
@@ -52,8 +41,9 @@ def canonical_text(value: object) -> str:
     return type(value).__qualname__ if " at 0x" in text and not isinstance(value, str) else text
 
 
-def build_cases(environment: object, tokenizer: object) -> Datasets:
-    """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`.
+def build_cases(environment: object, tokenizer: object, name: str = "", first: int = 0) -> Datasets:
+    """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`. `name` and `first`: of
+    several environments, the name of this one, and the number of its first row, as no two rows of a run have the same.
 
     Raises:
         EnvironmentFailed: a method or a dataset is missing, has no rows or invalid prompts, or building it raised.
@@ -64,16 +54,20 @@ def build_cases(environment: object, tokenizer: object) -> Datasets:
         raise EnvironmentFailed(
             f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
         )
-    train = _cases(build, tokenizer, needs_prompt)
+    train = _rows(build, tokenizer, needs_prompt)
     build_eval = getattr(environment, "build_eval_dataset", None)
-    held_out = _cases(build_eval, tokenizer, needs_prompt, len(train)) if callable(build_eval) else []
-    for case in (*train, *held_out):
-        if case.is_chat != train[0].is_chat:
+    held_out = _rows(build_eval, tokenizer, needs_prompt) if callable(build_eval) else []
+    cases = [
+        Case(row.get("case_idx", number), row.get("prompt") or [], row, first + number, name, first)
+        for number, row in enumerate((*train, *held_out))
+    ]
+    for case in cases:
+        if case.is_chat != cases[0].is_chat:
             raise EnvironmentFailed(
-                f"The rows mix prompt types: of row 0 and row {case.number}, one has a string, the other messages or"
-                " none\nUse one of the two in all rows, those of build_eval_dataset included."
+                f"The rows mix prompt types: of row 0 and row {case.own_number}, one has a string, the other messages"
+                " or none\nUse one of the two in all rows, those of build_eval_dataset included."
             )
-    return train, held_out
+    return cases[: len(train)], cases[len(train) :]
 
 
 def columns(built: Datasets) -> set[str]:
@@ -82,41 +76,29 @@ def columns(built: Datasets) -> set[str]:
     return set.intersection(*(set(case.row) for case in (*train, *held_out)))
 
 
-def _cases(method: Callable[..., object], tokenizer: object, needs_prompt: bool, first_number: int = 0) -> list[Case]:
-    """The cases of a dataset, the first of which has this number."""
+def _rows(method: Callable[..., object], tokenizer: object, needs_prompt: bool) -> list[Mapping[str, Any]]:
+    """The rows of a dataset, with valid prompts; `needs_prompt`: the environment cannot speak first."""
     name = getattr(method, "__name__", "build_dataset")
-    rows: Any
     with users_errors(f"{name} raised"):
-        rows = call_with_tokenizer(method, tokenizer)
-        if isinstance(rows, (Mapping, str, bytes)) or not isinstance(rows, Iterable):
+        returned = call_with_tokenizer(method, tokenizer)
+        if isinstance(returned, (Mapping, str, bytes)) or not isinstance(returned, Iterable):
             raise EnvironmentFailed(
-                f"{name} returned {'None' if rows is None else 'a ' + type(rows).__name__}\n"
-                "Return a datasets.Dataset or a list of dicts, one a case."
+                f"{name} returned {shown(returned)}\nReturn a datasets.Dataset or a list of dicts, one a case."
             )
-        rows = copied(list(rows), shares_objects=True)  # the environment may change its list later
+        rows: list[Any] = copied(list(returned), shares_objects=True)  # the environment may change its list later
     if not rows:
         raise EnvironmentFailed(f"{name} returned no rows")
     for number, row in enumerate(rows):
-        _check_prompt(f"row {number} of {name}", row, needs_prompt)
-    return [
-        Case(row.get("case_idx", number), row.get("prompt") or [], row, number)
-        for number, row in enumerate(rows, first_number)
-    ]
-
-
-def _check_prompt(place: str, row: object, needs_prompt: bool) -> None:
-    """Check the prompt of a row.
-
-    Raises:
-        EnvironmentFailed: it is invalid, or missing where the environment cannot speak first.
-    """
-    if not isinstance(row, Mapping):
-        raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
-    given = row.get("prompt")
-    prompt = [] if given is None else given
-    is_prompt = isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt)))
-    if not is_prompt or (needs_prompt and not prompt):
-        raise EnvironmentFailed(
-            f"{place} has no valid prompt: {repr(given)[:60]} (its columns: {', '.join(map(str, row)) or 'none'})\n"
-            'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
-        )
+        place = f"row {number} of {name}"
+        if not isinstance(row, Mapping):
+            raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
+        given = row.get("prompt")
+        prompt = [] if given is None else given
+        is_prompt = isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_message, prompt)))
+        if not is_prompt or (needs_prompt and not prompt):
+            others = ", ".join(map(str, row)) or "none"
+            raise EnvironmentFailed(
+                f"{place} has no valid prompt: {repr(given)[:60]} (its columns: {others})\n"
+                'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
+            )
+    return rows

@@ -105,17 +105,14 @@ def load_env(config: TrainConfig) -> object:
         adapter.require_package()
     with no_bytecode():
         with users_errors("The environment's module cannot be imported"):
-            if file is None or not source.place.endswith(".py"):
-                module = import_module(source.place)
-            else:
-                module = import_file(file)
+            is_file = source.place.endswith(".py")
+            module = import_file(file) if is_file and file else import_module(source.place)
         name = source.class_name or _only_class(source, module)
         factory = member(module, name, "rl_env_class")
         if adapter is not None:
             factory, name = partial(factory, source.id), f"the adapter {adapter.name}"
         check_signature(factory, name, keywords)
-        given = ", ".join(f"{key}=..." for key in keywords)
-        with users_errors(f"{name}({given}) raised"):
+        with users_errors(f"{name} raised"):
             environment: object = factory(**keywords)
     if adapter is None or adapter is SERVED:  # which has the name that the server gives it
         return environment

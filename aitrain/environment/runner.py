@@ -245,7 +245,7 @@ class EnvRunner:
 
     def score_session(self, session: Session | None, transcript: Transcript) -> ScoreResult:
         """The score of an episode; without a session, of one that has no other call."""
-        arguments: dict[str, Any] = {"completion": transcript.content} if self.kind == "start" else {}
+        arguments: dict[str, Any] = {"completion": transcript.content}
         if self.kind == "score_episode":
             arguments = {**transcript.arguments(), **self.given}
         if session is not None:
@@ -331,7 +331,7 @@ class EnvRunner:
         A failure is shown and changes nothing else: the run is over."""
         workers = [] if self.processes is None else self.processes.free
         if callable(getattr(self.environment, "close", None)):
-            closers = [self.environment.close, *(partial(worker.call, "close_environment") for worker in workers)]
+            closers = [self.environment.close, *(worker.close_environment for worker in workers)]
             failures = [outcome.failure for outcome in self.pool.call_all(closers) if outcome.failure is not None]
             if failures:
                 self.notify(f"{type(self.environment).__name__}.close {failures[0].message}")
@@ -339,10 +339,10 @@ class EnvRunner:
             self.processes.close()
 
 
-def start_runner(environment: Any, config: TrainConfig, is_watched: bool = True) -> EnvRunner:
+def start_runner(environment: Any, config: TrainConfig) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here."""
     processes = ProcessPool(environment, session_for) if config.rl_env_isolation == "process" else None
-    return EnvRunner(environment, config, processes, is_watched)
+    return EnvRunner(environment, config, processes)
 
 
 # -- several environments

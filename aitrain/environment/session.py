@@ -125,9 +125,6 @@ class Session:
             begun = call_by_name(getattr(self.environment, self.kind), arguments)
             self.episode = _Generator(begun) if self.kind == "episode" else begun
         if self.kind == "start":
-            for name in ("step", "score"):
-                if not callable(getattr(self.episode, name, None)):
-                    raise wrong_type(f"returned {shown(self.episode)}, which has no {name}")
             self._takes_calls = "calls" in (named_by(self.episode.step) or ())
         owner = self.episode if hasattr(self.episode, "get_tools") else self.environment
         self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
@@ -168,9 +165,8 @@ class Session:
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`, or the `completion`
         for an object of `start`."""
-        is_plain = self.kind == "score_episode"
-        method = self.environment.score_episode if is_plain else self.episode.score
-        returned = call_by_name(method, arguments, MODEL_ARGUMENTS if is_plain else ())
+        method = self.environment.score_episode if self.kind == "score_episode" else self.episode.score
+        returned = call_by_name(method, arguments, MODEL_ARGUMENTS)
         return UNFINISHED if returned is UNFINISHED else parse_score(returned)
 
     def score_group(self, group: Group) -> list[ScoreResult]:
@@ -178,9 +174,8 @@ class Session:
         returned = call_by_name(self.environment.score_group, group.arguments())
         returned = returned.tolist() if hasattr(returned, "tolist") else returned
         if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
-            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
             what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
-            raise wrong_type(f"returned {count}: {what}")
+            raise wrong_type(f"returned {shown(returned)}: {what}")
         return list(map(parse_score, returned))
 
     def close_environment(self) -> None:

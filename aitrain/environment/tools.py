@@ -22,7 +22,7 @@ from pydantic_core import SchemaValidator, to_jsonable_python
 
 from aitrain.environment.completion_parser import ToolCall, ToolJson, clean, short
 from aitrain.environment.contract import ToolResult
-from aitrain.errors import AitrainError, EnvironmentFailed
+from aitrain.errors import EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import users_errors
 
@@ -38,10 +38,6 @@ class Tool:
     schema: ToolJson
     run: Callable[..., object] = lambda **_: None
     read: Callable[[ToolJson], ToolJson] = lambda given: given
-
-
-class InvalidToolError(AitrainError):
-    """Something that get_tools returned cannot be a tool; the message says why, and what to do."""
 
 
 class ToolOutcome(NamedTuple):
@@ -89,8 +85,8 @@ class Tools:
                 else:
                     tool = shown_tool(item) if only_shown else _tool_of_schema(item, owner)
                 if tool.name in found:
-                    raise InvalidToolError("two tools have this name\nRename one of them.")
-            except InvalidToolError as error:
+                    raise ValueError("two tools have this name\nRename one of them.")
+            except ValueError as error:
                 named = function_part(item).get("name") if isinstance(item, dict) else getattr(item, "__name__", "")
                 raise EnvironmentFailed(f"{place}: {short(str(named or repr(item)))}: {error}") from None
             found[tool.name] = tool
@@ -142,16 +138,15 @@ def _tool_of_function(function: Any) -> Tool:
     """The tool that calls a function or method.
 
     Raises:
-        InvalidToolError: a model could not call it by name, or JSON cannot describe its arguments.
+        ValueError: a model could not call it by name, or JSON cannot describe its arguments.
     """
     name = getattr(function, "__name__", "")
     if not name.isidentifier() or inspect.isclass(function):
-        raise InvalidToolError(
+        raise ValueError(
             "neither a JSON schema nor a function or method with a name\nList the methods themselves: [self.search]"
         )
     described = _described(getattr(function, "__func__", function), inspect.ismethod(function))
-    parameters = copy.deepcopy(described.parameters)
-    schema = {"name": name, "description": described.description, "parameters": parameters}
+    schema = {"name": name, "description": described.description, "parameters": described.parameters}
     return Tool(name, {"type": "function", "function": schema}, function, described.read)
 
 
@@ -189,30 +184,29 @@ def _described(function: Any, is_bound: bool) -> _Described:
     """The description of a function; `is_bound`: its first parameter is `self`.
 
     Raises:
-        InvalidToolError: a model could not call it by name, or JSON cannot describe its arguments.
+        ValueError: a model could not call it by name, or JSON cannot describe its arguments.
     """
     function = inspect.unwrap(function)
     strict = ConfigDict(allow_inf_nan=False)
     try:
-        parameters = list(inspect.signature(function).parameters.values())[is_bound:]
         core = generate_arguments_schema(
             function, "arguments", lambda place, *_: "skip" if is_bound and place == 0 else None, strict
         )
         schema, validator = _ToolSchema().generate(core), SchemaValidator(core, {"allow_inf_nan": False})
     except Exception as error:
-        raise InvalidToolError(
+        raise ValueError(
             f"its arguments cannot be described: {short(str(error), 200)}\nHint them with int, str, list[...],"
             " Literal[...], a dataclass or a pydantic model, which the module defines or imports at its top."
         ) from None
     description, texts = _read_docstring(inspect.getdoc(function) or "")
     if "properties" not in schema:
-        raise InvalidToolError("it takes arguments by position only\nRemove the `/` or the `*`: a model gives names.")
+        raise ValueError("it takes arguments by position only\nRemove the `/` or the `*`: a model gives names.")
     for name, each in schema["properties"].items():
-        if text := each.get("description") or texts.get(name):
-            each["description"] = text
+        if texts.get(name):
+            each.setdefault("description", texts[name])
     shown = {"type": "object", "required": [], **schema}
     shown.pop("additionalProperties", None)  # there is none with `**rest`
-    nullable = [parameter.name for parameter in parameters if parameter.default is None]
+    nullable = [name for name, one in inspect.signature(function).parameters.items() if one.default is None]
     return _Described(description, shown, validator, nullable)
 
 
@@ -251,12 +245,12 @@ def shown_tool(item: ToolJson) -> Tool:
     """A tool that is shown to the model and not run: the environment parses its calls.
 
     Raises:
-        InvalidToolError: it is no schema of a function.
+        ValueError: it is no schema of a function.
     """
     inner = function_part(item)
     name, parameters = inner.get("name"), inner.get("parameters") or {}
     if not isinstance(name, str) or not isinstance(parameters, dict):
-        raise InvalidToolError("it is no schema of a function\nGive it a name, and as parameters a JSON schema.")
+        raise ValueError("it is no schema of a function\nGive it a name, and as parameters a JSON schema.")
     return Tool(name, {"type": "function", **(item if inner is not item else {"function": item})})
 
 
@@ -264,11 +258,11 @@ def _tool_of_schema(item: ToolJson, owner: object) -> Tool:
     """The tool that calls the method named by a schema; the method's hints check the arguments.
 
     Raises:
-        InvalidToolError: there is no such method, or the schema does not fit it.
+        ValueError: there is no such method, or the schema does not fit it.
     """
     method = _method(item, owner)
     if method is None:
-        raise InvalidToolError(
+        raise ValueError(
             f"the schema names no method of {type(owner).__name__}, but other schemas do\n"
             "Use the method's name as the schema's name. If no schema names a method, the model is shown them all, and"
             " the environment parses the calls itself."
@@ -277,6 +271,6 @@ def _tool_of_schema(item: ToolJson, owner: object) -> Tool:
     try:
         inspect.signature(method).bind(**parameters.get("properties", {}))
     except TypeError as error:
-        raise InvalidToolError(f"the schema does not fit the method: {error}\nMake their arguments the same.") from None
+        raise ValueError(f"the schema does not fit the method: {error}\nMake their arguments the same.") from None
     described = _described(getattr(method, "__func__", method), inspect.ismethod(method))
     return Tool(shown.name, shown.schema, method, described.read)

@@ -19,6 +19,9 @@ from aitrain.packages import in_working_directory, installed
 Place = tuple[str, str]
 """A file or module, and a name in it."""
 
+_imported = dict[tuple[Path, float], str]()
+"""Names of the modules that files were imported as, by the file and the time when it was changed last."""
+
 
 def module_specs(module: str) -> list[ModuleSpec]:
     """Import specs of a module's parent packages and the module, found without importing any.
@@ -27,16 +30,16 @@ def module_specs(module: str) -> list[ModuleSpec]:
     """
     top, *rest = module.split(".")
     chains = [_down(spec, rest) for spec in (in_working_directory(top), installed(top)) if spec is not None]
-    found = [chain for chain in chains if len(chain) == len(rest) + 1]
-    return next((chain for chain in found if chain[-1].origin is not None), found[0] if found else [])
+    return min(filter(None, chains), key=lambda chain: chain[-1].origin is None, default=[])
 
 
 def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
+    """The specs from a top-level module down to the last of the names; none if one is not there."""
     chain = [spec]
     for name in names:
         below = PathFinder.find_spec(f"{chain[-1].name}.{name}", list(chain[-1].submodule_search_locations or []))
         if below is None:
-            break
+            return []
         chain.append(below)
     return chain
 
@@ -61,6 +64,7 @@ def import_file(file: Path) -> ModuleType:
     name = f"aitrain_environment_{file.stem}"
     while name in sys.modules:
         name += "_"
+    _imported[file, file.stat().st_mtime] = name
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None  # a file that ends in .py always has a loader
     return _execute(spec)
@@ -116,8 +120,8 @@ def member(module: ModuleType, name: str, option: str) -> Any:
 
 
 def load_function(option: str, place: str) -> Callable[..., Any]:
-    """Import what an option names as module:function or file.py:function. A file that is imported already, such as the
-    environment's, is not imported a second time.
+    """Import what an option names as module:function or file.py:function. A file that was named before, such as the
+    environment's, is imported a second time only if it has changed, as between two runs in a notebook.
 
     Raises:
         ConfigError: there is no such file, module or function, or it cannot be called.
@@ -127,11 +131,11 @@ def load_function(option: str, place: str) -> Callable[..., Any]:
     file = file_of(module, option)
     with no_bytecode(), users_errors(f"{option}: {module} cannot be imported"):
         if file is None or not module.endswith(".py"):
-            imported = import_module(module)
+            found = import_module(module)
         else:
-            known = [one for one in list(sys.modules.values()) if getattr(one, "__file__", None) == str(file)]
-            imported = known[-1] if known else import_file(file)
-    function = member(imported, name, option)
+            known = _imported.get((file, file.stat().st_mtime), "")
+            found = sys.modules.get(known) or import_file(file)
+    function = member(found, name, option)
     if not callable(function):
         raise ConfigError(f"{option}: {name} in {module} is not a function")
     return function  # type: ignore[no-any-return]

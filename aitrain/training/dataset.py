@@ -16,7 +16,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from aitrain.environment.contract import Case, as_messages, check_contract, env_kind
-from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note, number_apart
+from aitrain.environment.dataset import Datasets, build_cases, columns, dataset_note
 from aitrain.environment.runner import EnvRunner, Runner
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, EnvironmentFailed, errors_of
@@ -135,24 +135,25 @@ def build_datasets(context: RunContext, tokenizer: PreTrainedTokenizerBase, proc
     Raises:
         EnvironmentFailed: a dataset is wrong, or a method has an unknown parameter.
     """
-    built = dict[str, Datasets]()
+    built, first = dict[str, Datasets](), 0
     for name, runner in context.runner.parts.items():
         context.enter(f"building the dataset{name and f' of {name}'}")
         set_seed(context.config.seed)
         with errors_of(name):
-            built[name] = build(runner, tokenizer, processes)
+            built[name] = build(runner, tokenizer, processes, name, first)
             check_contract(runner.environment, columns(built[name]))
+        first += sum(map(len, built[name]))
         context.note(dataset_note(runner.environment), "info")
     is_chat = {name: train[0].is_chat for name, (train, _) in built.items()}
     if len({*is_chat.values()}) > 1:
         kinds = ", ".join(f"{name} has {'messages' if chat else 'strings'}" for name, chat in is_chat.items())
         raise EnvironmentFailed(f"rl_env: the prompts of all environments must be of one kind: {kinds}")
-    return number_apart(built)
+    return built
 
 
-def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int = 1) -> Datasets:
-    """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`. Attributes that building
-    sets on the environment are copied to the environment's own processes.
+def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int, name: str, first: int) -> Datasets:
+    """Build the datasets of an environment, see `build_cases`. Attributes that building sets on the environment are
+    copied to the environment's own processes.
 
     Of several `ranks` the first one builds, and sends both to the others: each of them could build different rows, and
     scores would belong to other prompts.
@@ -162,11 +163,11 @@ def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int = 1)
     """
     environment, processes = runner.environment, runner.processes
     if ranks == 1 and processes is None:
-        return build_cases(environment, tokenizer)
+        return build_cases(environment, tokenizer, name, first)
     made: Any = None
     is_first, before = PartialState().is_main_process, _pickled_attributes(environment)
     if is_first:
-        made = build_cases(environment, tokenizer), _changed_attributes(environment, before)
+        made = build_cases(environment, tokenizer, name, first), _changed_attributes(environment, before)
         try:
             pickle.dumps(made if ranks > 1 else None)
         except Exception as error:
@@ -176,8 +177,8 @@ def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int = 1)
             ) from error
     built: Datasets
     built, changed = of_first(made)
-    for name, value in () if is_first else changed.items():
-        vars(environment)[name] = pickle.loads(value)
+    for attribute, value in () if is_first else changed.items():
+        vars(environment)[attribute] = pickle.loads(value)
     if processes is not None:
         try:
             processes.update(changed)

@@ -117,8 +117,9 @@ def finish(rollouts: PolicyRollouts, own: Mapping[MemberKey, Episode]) -> list[P
             together[number].append(episode)
     with rollouts.rollout.engine.clock.running("environment"):
         for members in together.values():  # one after another: a call may compare with what earlier ones left
-            group = Group(members[0].case, [one.as_member for one in members])
-            results = rollouts.loop.run(runner.part_of(group.case).score_group(group))
+            case = members[0].case
+            played_group = Group(case, [one.as_member for one in members])
+            results = rollouts.loop.run(runner.part_of(case).score_group(played_group))
             for episode, result in zip(members, results, strict=True):
                 episode.result = result
     masks_truncated = runner.config.rl_mask_truncated_completions

@@ -17,7 +17,6 @@ import pytest
 from aitrain import TrainConfig
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
-from aitrain.environment.dataset import number_apart
 from aitrain.environment.runner import start_runner
 from aitrain.execution.failure import FailureCount
 from aitrain.rollout.chat_format import ChatFormat
@@ -81,8 +80,8 @@ class Ranks:
             return list(pool.map(work, range(self.count)))
 
 
-def cases_of(count: int) -> list[Case]:
-    return [Case(number, f"{number}?", {}, number) for number in range(count)]
+def cases_of(count: int, env: str = "", first: int = 0) -> list[Case]:
+    return [Case(number, f"{number}?", {}, first + number, env, first) for number in range(count)]
 
 
 def order_of(cases: int, groups: int, seed: int = 1) -> CaseOrder:
@@ -238,9 +237,11 @@ SIZES = {"a": 10, "b": 7, "c": 5}
 
 
 def order(weights: list[float]) -> CaseOrder:
-    built = number_apart({name: (cases_of(SIZES[name]), []) for name, _ in zip(SIZES, weights, strict=False)})
-    streams = zip(built.items(), weights, strict=True)
-    return CaseOrder({name: CaseStream(cases, 3, weight) for (name, (cases, _)), weight in streams}, AT_ONCE)
+    streams, first = dict[str, CaseStream](), 0
+    for (name, size), weight in zip(SIZES.items(), weights, strict=False):
+        streams[name] = CaseStream(cases_of(size, name, first), 3, weight)
+        first += size
+    return CaseOrder(streams, AT_ONCE)
 
 
 def test_each_environment_has_its_share_at_any_time_to_within_a_group() -> None:
