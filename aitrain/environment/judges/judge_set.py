@@ -74,8 +74,8 @@ class Judge:
         """
         result = parse_score(returned).in_range(self.bounds)
         if result.failure is not None:
-            kind, message = result.failure.kind, result.failure.message
-            raise CallFailed(Failure(kind, f"the judge {self.name} {message}".replace("--rl-score-range", "its range")))
+            what = f"the judge {self.name} {result.failure.message}".replace("--rl-score-range", "its range")
+            raise CallFailed(replace(result.failure, message=what))
         metrics = {**total.metrics, **{f"{self.name}/{name}": value for name, value in result.metrics.items()}}
         if result.score is None:
             return Score(total.score, metrics)
@@ -195,8 +195,9 @@ class Judges:
         """
         for judge in self.judges_of(row):
             if judge.place == "math" and find_spec("math_verify") is None:
-                what = 'the rule math needs math-verify\nInstall it with: pip install "aitrain[judges]"'
-                raise ConfigError(f"judges: {what}")
+                raise ConfigError(
+                    'judges: the rule math needs math-verify\nInstall it with: pip install "aitrain[judges]"'
+                )
             for one in inspect.signature(judge.function).parameters.values():
                 if one.default is not one.empty or one.kind.name.startswith("VAR") or one.name in GIVEN:
                     continue

@@ -83,7 +83,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
         except ValidationError as error:
             first, name = error.errors()[0], type(self).__name__.lower()
             raise ConfigError(
-                f"judges: {'.'.join(map(str, first['loc']))} of {name}: {first['msg'].removeprefix('Value error, ')}\n"
+                f"judges: {'.'.join(map(str, first['loc']))} of {name}: {first['msg']}\n"
                 f"It takes: {', '.join(type(self).model_fields)}; a key belongs into the variable of key_name."
             ) from None
         if is_offline():
@@ -233,7 +233,7 @@ class ModelJudge(JudgeServer, frozen=True):
             CallFailed: the server fails, or its reply is no verdict.
         """
         reply = TypeAdapter(TypedDict("Verdict", dict(fields)))  # type: ignore[operator]
-        parts = [quoted(name, said) for name, said in [("task", prompt), *texts.items()] if said or name != "task"]
+        parts = [quoted(name, said) for name, said in {"task": prompt, **texts}.items()]
         messages = [{"role": "system", "content": rule}, {"role": "user", "content": "\n\n".join(parts)}]
         body: dict[str, Any] = {"model": self.model, "messages": messages, "temperature": 0}
         body["max_tokens"] = self.max_reply_tokens
