@@ -108,12 +108,9 @@ class EnvServer(httpx.AsyncClient):
 
         Raises:
             ConnectionError, RuntimeError: see `ask`.
+            ValueError: it is no JSON.
         """
-        response = await self.ask(method, path, body)
-        try:
-            return response.json()
-        except ValueError as error:
-            raise RuntimeError(f"{path} was answered with no JSON: {response.text[:100]!r}") from error
+        return (await self.ask(method, path, body)).json()
 
 
 @dataclass(eq=False, kw_only=True)
