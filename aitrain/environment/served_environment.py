@@ -279,9 +279,6 @@ class ServedEnvironment:
         given = self.description.source
         return [file for file in given if not file["name"].startswith("/") and ".." not in file["name"]]
 
-    def close(self) -> None:
-        """No-op: the servers keep their environment."""
-
 
 # -- connecting
 
