@@ -14,13 +14,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import httpx
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, Field, TypeAdapter, field_validator
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from aitrain.environment.completion_parser import THINK, short
 from aitrain.environment.contract import Prompt
 from aitrain.environment.http_server import check_url
-from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.user_code import describe_error, own_files
 from aitrain.redaction import redact
@@ -60,12 +59,8 @@ class _Connections:
 _of_loop = defaultdict[asyncio.AbstractEventLoop, _Connections](_Connections)
 
 
-class JudgeServer(BaseModel, frozen=True, extra="forbid"):
-    """Where a judge is, and how it is asked.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+class JudgeServer(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
+    """Where a judge is, and how it is asked."""
 
     url: str
     key_name: str = "OPENAI_API_KEY"
@@ -77,15 +72,8 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
     concurrency: int = Field(16, ge=1)
     """Requests that each process makes at the same time."""
 
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            first, name = error.errors()[0], type(self).__name__.lower()
-            raise ConfigError(
-                f"judges: {'.'.join(map(str, first['loc']))} of {name}: {first['msg']}\n"
-                f"It takes: {', '.join(type(self).model_fields)}; a key belongs into the variable of key_name."
-            ) from None
+    def model_post_init(self, _: object) -> None:
+        """Note that it is not asked."""
         if is_offline():
             not_asked.add(self.url)
 
