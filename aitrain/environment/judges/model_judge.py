@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import httpx
-from pydantic import BaseModel, Field, TypeAdapter, field_validator
+from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from aitrain.environment.completion_parser import THINK, short
@@ -73,14 +73,10 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=T
     """Requests that each process makes at the same time."""
 
     def model_post_init(self, _: object) -> None:
-        """Note that it is not asked."""
+        """Check the URL, and note it if it is not asked."""
+        check_url(self.url, "that of key_name")
         if is_offline():
             not_asked.add(self.url)
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, url: str) -> str:
-        return check_url(url, "that of key_name")
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the server answers, as JSON.
@@ -92,7 +88,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=T
         if not (key.isascii() and key.isprintable()):  # an error of httpx would show it
             raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url, judge = self.url + path, f"the judge at {self.url}"
+        url, judge = self.url.rstrip("/") + path, f"the judge at {self.url}"
         connections = _of_loop[asyncio.get_running_loop()]
         slots = connections.slots.setdefault((url, self.concurrency), asyncio.Semaphore(self.concurrency))
         for attempt in range(self.retries + 1):
@@ -103,7 +99,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=T
                     response = await connections.client.post(url, json=body, headers=headers)
                 if response.is_success:
                     return response.json()
-                status, said = response.status_code, redact(" ".join(response.text[:300].split()))
+                status, said = response.status_code, redact(short(response.text, 300))
                 advice = f"\nPut the key into the environment variable {self.key_name}." if status in (401, 403) else ""
                 failure = Failure("server", f"{judge} answers with status {status}: {said}{advice}")
                 if status < 500 and status not in BUSY:
@@ -111,8 +107,8 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=T
             except TimeoutError:
                 failure = Failure("timed_out", f"{judge} did not answer within {self.timeout:g} s")
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-                what = redact(f"{type(error).__name__}: {error}")
-                failure = Failure("server", f"{judge} cannot be reached, or does not answer in JSON: {what}")
+                what = f"{judge} cannot be reached, or does not answer in JSON: {describe_error(error)}"
+                failure = Failure("server", redact(what))
         raise CallFailed(failure)
 
 
