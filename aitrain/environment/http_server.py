@@ -55,10 +55,9 @@ def http_server(answer: Answer) -> uvicorn.Server:
     """A server that gives all requests to `answer`, which raises nothing. It never closes an idle connection: the
     client would not know."""
     import uvicorn
-    from starlette.applications import Starlette
-    from starlette.routing import Route
+    from starlette.routing import request_response
 
-    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    app = request_response(answer)
     return uvicorn.Server(
         uvicorn.Config(
             app, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",
