@@ -149,13 +149,12 @@ def test_an_unknown_data_source_is_refused_with_the_known_ones() -> None:
 def test_a_judge_that_names_texts_compares_the_answers_of_a_group_without_those_that_failed() -> None:
     loaded = judges.load(["exact", {"judge": "own.py:longest", "weight": 0.5}])
     assert loaded.compares
-    scores = loaded.compare(
-        ["72", "what?", "a long failure"], [{"exact": 1.0}, {"exact": 0.0}, {}], scores=[1.0, 0.0, None], case=TRUTH
-    )
+    texts, metrics = ["72", "what?", "a long failure"], [{"exact": 1.0}, {"exact": 0.0}, {}]
+    scores = loaded.compare(texts=texts, metrics=metrics, scores=[1.0, 0.0, None], case=TRUTH)
     assert scores[:2] == [Score(1.0, {"exact": 1.0, "longest": 0.0}), Score(0.5, {"exact": 0.0, "longest": 1.0})]
     assert scores[2] == Score(None)
     with pytest.raises(CallFailed, match="a list with 2 scores"):
-        judges.load("own.py:too_few").compare(["a", "b"], [{}, {}], scores=[None, None], case=TRUTH)
+        judges.load("own.py:too_few").compare(texts=["a", "b"], metrics=[{}, {}], scores=[None] * 2, case=TRUTH)
 
 
 @pytest.mark.parametrize(
