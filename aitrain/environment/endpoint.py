@@ -164,11 +164,11 @@ class EndpointServer:
     async def _answer(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        name, _, path = request.url.path.lstrip("/").partition("/")
+        name, _, path = request.scope["path"].lstrip("/").partition("/")
         episode = self.episodes.get(name)
         if episode is None or request.method != "POST" or path != "v1/chat/completions":
             what = "the address of an episode is endpoint.base_url, until it is over, and takes /chat/completions only"
-            raise RefusedRequestError(404, f"there is no {request.method} {request.url.path}: {what}")
+            raise RefusedRequestError(404, f"there is no {request.method} /{path}: {what}")
         body = await request.json()
         model = body.get("model")
         if model not in (Endpoint.model, Endpoint.untrained_model):

@@ -213,7 +213,7 @@ class ServedSession:
         task = current_task.get() or Task(self.first.timeout)
         try:
             with paused():
-                answer = self._send(kind, path, replace(self.first, timeout=task.timeout, **arguments))
+                answer = self._send(path, kind, replace(self.first, timeout=task.timeout, **arguments))
         except (httpx.HTTPError, ValueError) as error:
             what = f"was not answered by {self._url or ', '.join(self.urls)}: {describe_error(error)}"
             raise CallFailed(Failure("server", what)) from error
@@ -222,7 +222,7 @@ class ServedSession:
             raise CallFailed(answer.failure)
         return answer.value  # type: ignore[return-value]
 
-    def _send(self, kind: type[T], path: str, call: EnvCall) -> T:
+    def _send(self, path: str, kind: type[T], call: EnvCall) -> T:
         """Send a call, again as long as no server can be reached, at most for the seconds of its deadline. An episode
         that a server refuses is opened on another one. A request that was received is not repeated, as the call would
         run twice."""
