@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-def check_url(url: str, key_variable: str) -> str:
-    """The URL without a slash at its end.
+def check_url(url: str, advice: str) -> str:
+    """The URL without a slash at its end; `advice` says what to do with a key.
 
     Raises:
         ConfigError: it is none, or holds credentials, which belong into an environment variable.
@@ -29,9 +29,7 @@ def check_url(url: str, key_variable: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000.")
     if "@" in parts.netloc or redact(url) != url:
-        raise ConfigError(
-            f"the URL of {parts.hostname} holds credentials\nPut the key into an environment variable: {key_variable}."
-        )
+        raise ConfigError(f"the URL of {parts.hostname} holds credentials\n{advice}")
     return url.rstrip("/")
 
 

@@ -290,7 +290,8 @@ def connect(urls: str, /) -> ServedEnvironment:
         ConfigError: a URL is wrong or holds credentials, or there is no token.
         EnvironmentFailed: a server does not answer, or serves another environment than the first.
     """
-    addresses = [check_url(url.strip(), TOKEN_VARIABLE) for url in urls.split(",")]
+    advice = f"Put the token into the environment variable {TOKEN_VARIABLE}."
+    addresses = [check_url(url.strip(), advice) for url in urls.split(",")]
     descriptions = list(map(_described, addresses))
     first = descriptions[0]
     for url, other in zip(addresses, descriptions, strict=True):

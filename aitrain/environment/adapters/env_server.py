@@ -128,5 +128,5 @@ class ServerEnvironment(AdaptedEnvironment):
         if self.rewards not in ("sum", "last"):
             raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.rewards}")
         # before any other message shows the URL
-        self.url = check_url(self.id, "servers that want a key are not supported")
+        self.url = check_url(self.id, "Servers that want a key are not supported.")
         super().__post_init__()

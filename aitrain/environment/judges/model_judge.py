@@ -74,7 +74,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=T
 
     def model_post_init(self, _: object) -> None:
         """Check the URL, and note it if it is not asked."""
-        check_url(self.url, "that of key_name")
+        check_url(self.url, f"Put the key into the environment variable {self.key_name}.")
         if is_offline():
             not_asked.add(self.url)
 
