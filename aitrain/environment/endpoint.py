@@ -162,12 +162,11 @@ class EndpointServer:
     async def _answer(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        name, _, path = request.path_params["path"].partition("/")
+        name, _, path = request.scope["path"].lstrip("/").partition("/")
         episode = self.episodes.get(name)
-        if episode is None:
-            raise RefusedRequestError(404, "no such episode, or it is over: use endpoint.base_url", "episode_over")
-        if request.method == "GET" or path != "v1/chat/completions":
-            raise RefusedRequestError(404, f"there is no {request.method} /{path}: only /v1/chat/completions")
+        if episode is None or request.method != "POST" or path != "v1/chat/completions":
+            what = "the address of an episode is endpoint.base_url, until it is over, and takes /chat/completions only"
+            raise RefusedRequestError(404, f"there is no {request.method} /{path}: {what}")
         body = await request.json()
         model = body.get("model")
         if model not in (Endpoint.model, Endpoint.untrained_model):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-def check_url(url: str, key_variable: str) -> str:
-    """The URL without a slash at its end.
+def check_url(url: str, advice: str) -> str:
+    """The URL without a slash at its end; `advice` says what to do with a key.
 
     Raises:
         ConfigError: it is none, or holds credentials, which belong into an environment variable.
@@ -29,9 +29,7 @@ def check_url(url: str, key_variable: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000.")
     if "@" in parts.netloc or redact(url) != url:
-        raise ConfigError(
-            f"the URL of {parts.hostname} holds credentials\nPut the key into an environment variable: {key_variable}."
-        )
+        raise ConfigError(f"the URL of {parts.hostname} holds credentials\n{advice}")
     return url.rstrip("/")
 
 
@@ -55,10 +53,9 @@ def http_server(answer: Answer) -> uvicorn.Server:
     """A server that gives all requests to `answer`, which raises nothing. It never closes an idle connection: the
     client would not know."""
     import uvicorn
-    from starlette.applications import Starlette
-    from starlette.routing import Route
+    from starlette.routing import request_response
 
-    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    app = request_response(answer)
     return uvicorn.Server(
         uvicorn.Config(
             app, log_config=None, log_level="critical", access_log=False, lifespan="off", ws="none",

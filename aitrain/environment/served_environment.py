@@ -213,7 +213,7 @@ class ServedSession:
         task = current_task.get() or Task(self.first.timeout)
         try:
             with paused():
-                answer = self._send(kind, path, replace(self.first, timeout=task.timeout, **arguments))
+                answer = self._send(path, kind, replace(self.first, timeout=task.timeout, **arguments))
         except (httpx.HTTPError, ValueError) as error:
             what = f"was not answered by {self._url or ', '.join(self.urls)}: {describe_error(error)}"
             raise CallFailed(Failure("server", what)) from error
@@ -222,7 +222,7 @@ class ServedSession:
             raise CallFailed(answer.failure)
         return answer.value  # type: ignore[return-value]
 
-    def _send(self, kind: type[T], path: str, call: EnvCall) -> T:
+    def _send(self, path: str, kind: type[T], call: EnvCall) -> T:
         """Send a call, again as long as no server can be reached, at most for the seconds of its deadline. An episode
         that a server refuses is opened on another one. A request that was received is not repeated, as the call would
         run twice."""
@@ -279,9 +279,6 @@ class ServedEnvironment:
         given = self.description.source
         return [file for file in given if not file["name"].startswith("/") and ".." not in file["name"]]
 
-    def close(self) -> None:
-        """No-op: the servers keep their environment."""
-
 
 # -- connecting
 
@@ -293,7 +290,8 @@ def connect(urls: str, /) -> ServedEnvironment:
         ConfigError: a URL is wrong or holds credentials, or there is no token.
         EnvironmentFailed: a server does not answer, or serves another environment than the first.
     """
-    addresses = [check_url(url.strip(), TOKEN_VARIABLE) for url in urls.split(",")]
+    advice = f"Put the token into the environment variable {TOKEN_VARIABLE}."
+    addresses = [check_url(url.strip(), advice) for url in urls.split(",")]
     descriptions = list(map(_described, addresses))
     first = descriptions[0]
     for url, other in zip(addresses, descriptions, strict=True):

@@ -109,5 +109,4 @@ def test_a_server_that_dies_is_a_failure_of_the_server_for_each_episode(kind: An
 def test_a_url_with_credentials_is_refused_and_not_shown(kind: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         kind("http://me:secret@127.0.0.1:9")
-    assert "holds credentials" in str(caught.value)
-    assert "secret@" not in str(caught.value)
+    assert str(caught.value) == "the URL of 127.0.0.1 holds credentials\nServers that want a key are not supported."

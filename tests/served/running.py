@@ -62,5 +62,5 @@ class Running:
 @contextmanager
 def served(environment: Any, **options: Any) -> Iterator[ServedEnvironment]:
     """The environment behind a server."""
-    with closing(Running(environment, **options)) as server, closing(connect(server.url)) as client:
-        yield client
+    with closing(Running(environment, **options)) as server:
+        yield connect(server.url)

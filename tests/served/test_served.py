@@ -108,7 +108,8 @@ def runner_of(client: ServedEnvironment, **options: Any) -> EnvRunner:
 def test_a_failure_has_its_kind_and_the_line_of_the_servers_code_and_calls_that_hang_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with closing(Running(Fails())) as server, closing(connect(server.url)) as client:
+    with closing(Running(Fails())) as server:
+        client = connect(server.url)
         cases = list(build_cases(client, None)[0])
         played, _ = play_with_notes(client, Scripted(answer), of=cases, rl_env_timeout=1.0)
         (wider,), _ = play_with_notes(client, Scripted(answer), of=[cases[2]], rl_score_range="0,3")
@@ -165,7 +166,8 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
 ) -> None:
     monkeypatch.setattr(served_environment, "RETRY_SECONDS", 0.02)
     server = Running(Objects())
-    with closing(connect(server.url)) as client, closing(runner_of(client, rl_env_timeout=1.0)) as runner:
+    client = connect(server.url)
+    with closing(runner_of(client, rl_env_timeout=1.0)) as runner:
         cases, port = build_cases(client, None)[0], server.port
         sessions = open_sessions(runner, cases[:2], [0, 1])
         server.close()
@@ -187,7 +189,7 @@ def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone_or_refuses_
     monkeypatch.setattr(served_environment, "RETRY_SECONDS", 0.02)
     first, second = Running(Objects()), Running(Objects())
     client = connect(f"{first.url}, {second.url}/")
-    with closing(second), closing(client), closing(runner_of(client)) as runner:
+    with closing(second), closing(runner_of(client)) as runner:
         cases, port = build_cases(client, None)[0], first.port
 
         def opened() -> tuple[int, int]:
@@ -209,10 +211,9 @@ def test_sessions_without_a_call_for_long_are_ended(monkeypatch: pytest.MonkeyPa
     environment = Objects()
     with (
         closing(Running(environment)) as server,
-        closing(connect(server.url)) as client,
-        closing(runner_of(client)) as runner,
+        closing(runner_of(connect(server.url))) as runner,
     ):
-        open_sessions(runner, build_cases(client, None)[0][:3], range(3))
+        open_sessions(runner, build_cases(runner.environment, None)[0][:3], range(3))
         server.run(server.service.end_idle())
         assert server.episodes == 3
         monkeypatch.setattr(env_service, "IDLE_SECONDS", -1.0)
@@ -233,10 +234,9 @@ def test_the_session_of_a_client_that_is_gone_during_a_call_is_ended(monkeypatch
     monkeypatch.setattr(served_environment, "SILENCE_SECONDS", 0.5)
     with (
         closing(Running(Waits())) as server,
-        closing(connect(server.url)) as client,
-        closing(runner_of(client)) as runner,
+        closing(runner_of(connect(server.url))) as runner,
     ):
-        sessions = open_sessions(runner, build_cases(client, None)[0][:1], [0])
+        sessions = open_sessions(runner, build_cases(runner.environment, None)[0][:1], [0])
         respond(runner, sessions, [AssistantTurn("a")])
         assert "ReadTimeout" in str(sessions[0].failure)
         over.set()
@@ -291,7 +291,7 @@ def test_a_url_with_credentials_and_settings_of_a_server_are_refused_before_anyt
 
 
 def test_no_file_of_a_server_is_kept_outside_of_the_folder() -> None:
-    with closing(Running(Single())) as server, closing(connect(server.url)) as client:
+    with served(Single()) as client:
         files = tuple({"name": name, "text": ""} for name in ("../a.py", "/etc/a.py", "b/c.py"))
         client.description = replace(client.description, source=files)
         assert [file["name"] for file in kept_files(client)] == ["b/c.py"]
@@ -301,7 +301,7 @@ def test_rows_that_were_built_with_another_tokenizer_are_refused() -> None:
     class Other:
         name_or_path = "models/other"
 
-    with closing(Running(Single())) as server, closing(connect(server.url)) as client:
+    with served(Single()) as client:
         client.description = replace(client.description, tokenizer="org/one")
         with pytest.raises(EnvironmentFailed, match=r"tokenizer of org/one.*\n.* --tokenizer models/other"):
             build_cases(client, Other())

@@ -108,12 +108,9 @@ class EnvServer(httpx.AsyncClient):
 
         Raises:
             ConnectionError, RuntimeError: see `ask`.
+            ValueError: it is no JSON.
         """
-        response = await self.ask(method, path, body)
-        try:
-            return response.json()
-        except ValueError as error:
-            raise RuntimeError(f"{path} was answered with no JSON: {response.text[:100]!r}") from error
+        return (await self.ask(method, path, body)).json()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -131,5 +128,5 @@ class ServerEnvironment(AdaptedEnvironment):
         if self.rewards not in ("sum", "last"):
             raise ConfigError(f"rl_env_config: rewards must be sum or last, not {self.rewards}")
         # before any other message shows the URL
-        self.url = check_url(self.id, "servers that want a key are not supported")
+        self.url = check_url(self.id, "Servers that want a key are not supported.")
         super().__post_init__()

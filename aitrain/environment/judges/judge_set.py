@@ -74,8 +74,8 @@ class Judge:
         """
         result = parse_score(returned).in_range(self.bounds)
         if result.failure is not None:
-            kind, message = result.failure.kind, result.failure.message
-            raise CallFailed(Failure(kind, f"the judge {self.name} {message}".replace("--rl-score-range", "its range")))
+            what = f"the judge {self.name} {result.failure.message}".replace("--rl-score-range", "its range")
+            raise CallFailed(replace(result.failure, message=what))
         metrics = {**total.metrics, **{f"{self.name}/{name}": value for name, value in result.metrics.items()}}
         if result.score is None:
             return Score(total.score, metrics)
@@ -131,25 +131,18 @@ class Judges:
                 total = judge.add(total, judge.call(episode))
         return total
 
-    def compare(
-        self,
-        texts: Sequence[str],
-        metrics: Sequence[Mapping[str, float]],
-        scores: Sequence[float | None],
-        **group: Any,
-    ) -> list[Score]:
+    def compare(self, **group: Any) -> list[Score]:
         """The weighted sums for the answers of a group, with the judges that compare them; called as `score_group` is,
         with the scores and metrics of the others. An answer without such a score is not compared."""
         judges = self.judges_of(group.get("case") or group)
         comparing = [judge for judge in judges if judge.compares]
         are_all = len(comparing) == len(judges)
-        compared = [number for number, score in enumerate(scores) if score is not None or are_all]
-        totals = [Score(score, dict(own)) for score, own in zip(scores, metrics, strict=True)]
-        arguments = {**group, "texts": texts, "scores": scores, "metrics": metrics}
-        for name in arguments.keys() & GROUP_LISTS:
-            arguments[name] = [arguments[name][number] for number in compared]
+        totals = [Score(score, dict(own)) for score, own in zip(group["scores"], group["metrics"], strict=True)]
+        compared = [number for number, total in enumerate(totals) if total.score is not None or are_all]
+        for name in group.keys() & GROUP_LISTS:
+            group[name] = [group[name][number] for number in compared]
         for judge in comparing if compared else ():
-            returned = judge.call(arguments)
+            returned = judge.call(group)
             values = returned.tolist() if hasattr(returned, "tolist") else returned
             if not isinstance(values, (list, tuple)) or len(values) != len(compared):
                 what = f"returned {shown(returned)}: it must return a list with {len(compared)} scores"
@@ -195,8 +188,9 @@ class Judges:
         """
         for judge in self.judges_of(row):
             if judge.place == "math" and find_spec("math_verify") is None:
-                what = 'the rule math needs math-verify\nInstall it with: pip install "aitrain[judges]"'
-                raise ConfigError(f"judges: {what}")
+                raise ConfigError(
+                    'judges: the rule math needs math-verify\nInstall it with: pip install "aitrain[judges]"'
+                )
             for one in inspect.signature(judge.function).parameters.values():
                 if one.default is not one.empty or one.kind.name.startswith("VAR") or one.name in GIVEN:
                     continue

@@ -14,13 +14,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import httpx
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from aitrain.environment.completion_parser import THINK, short
 from aitrain.environment.contract import Prompt
 from aitrain.environment.http_server import check_url
-from aitrain.errors import ConfigError
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.user_code import describe_error, own_files
 from aitrain.redaction import redact
@@ -60,12 +59,8 @@ class _Connections:
 _of_loop = defaultdict[asyncio.AbstractEventLoop, _Connections](_Connections)
 
 
-class JudgeServer(BaseModel, frozen=True, extra="forbid"):
-    """Where a judge is, and how it is asked.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+class JudgeServer(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
+    """Where a judge is, and how it is asked."""
 
     url: str
     key_name: str = "OPENAI_API_KEY"
@@ -77,22 +72,11 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
     concurrency: int = Field(16, ge=1)
     """Requests that each process makes at the same time."""
 
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except ValidationError as error:
-            first, name = error.errors()[0], type(self).__name__.lower()
-            raise ConfigError(
-                f"judges: {'.'.join(map(str, first['loc']))} of {name}: {first['msg'].removeprefix('Value error, ')}\n"
-                f"It takes: {', '.join(type(self).model_fields)}; a key belongs into the variable of key_name."
-            ) from None
+    def model_post_init(self, _: object) -> None:
+        """Check the URL, and note it if it is not asked."""
+        check_url(self.url, f"Put the key into the environment variable {self.key_name}.")
         if is_offline():
             not_asked.add(self.url)
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, url: str) -> str:
-        return check_url(url, "that of key_name")
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the server answers, as JSON.
@@ -104,7 +88,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
         if not (key.isascii() and key.isprintable()):  # an error of httpx would show it
             raise CallFailed(Failure("raised", f"the variable {self.key_name} has characters that no key can have"))
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url, judge = self.url + path, f"the judge at {self.url}"
+        url, judge = self.url.rstrip("/") + path, f"the judge at {self.url}"
         connections = _of_loop[asyncio.get_running_loop()]
         slots = connections.slots.setdefault((url, self.concurrency), asyncio.Semaphore(self.concurrency))
         for attempt in range(self.retries + 1):
@@ -115,7 +99,7 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
                     response = await connections.client.post(url, json=body, headers=headers)
                 if response.is_success:
                     return response.json()
-                status, said = response.status_code, redact(" ".join(response.text[:300].split()))
+                status, said = response.status_code, redact(short(response.text, 300))
                 advice = f"\nPut the key into the environment variable {self.key_name}." if status in (401, 403) else ""
                 failure = Failure("server", f"{judge} answers with status {status}: {said}{advice}")
                 if status < 500 and status not in BUSY:
@@ -123,8 +107,8 @@ class JudgeServer(BaseModel, frozen=True, extra="forbid"):
             except TimeoutError:
                 failure = Failure("timed_out", f"{judge} did not answer within {self.timeout:g} s")
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-                what = redact(f"{type(error).__name__}: {error}")
-                failure = Failure("server", f"{judge} cannot be reached, or does not answer in JSON: {what}")
+                what = f"{judge} cannot be reached, or does not answer in JSON: {describe_error(error)}"
+                failure = Failure("server", redact(what))
         raise CallFailed(failure)
 
 
@@ -233,7 +217,7 @@ class ModelJudge(JudgeServer, frozen=True):
             CallFailed: the server fails, or its reply is no verdict.
         """
         reply = TypeAdapter(TypedDict("Verdict", dict(fields)))  # type: ignore[operator]
-        parts = [quoted(name, said) for name, said in [("task", prompt), *texts.items()] if said or name != "task"]
+        parts = [quoted(name, said) for name, said in {"task": prompt, **texts}.items()]
         messages = [{"role": "system", "content": rule}, {"role": "user", "content": "\n\n".join(parts)}]
         body: dict[str, Any] = {"model": self.model, "messages": messages, "temperature": 0}
         body["max_tokens"] = self.max_reply_tokens

@@ -1,6 +1,5 @@
 """A model that ranks the answers of a group against each other."""
 
-import hashlib
 import random
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -44,7 +43,7 @@ class Ranking(ModelJudge, frozen=True):
         form = list[Literal[tuple(numbers)]]  # type: ignore[misc, valid-type]
         length = Field(min_length=count, max_length=count)
         fields = {"ranking": Annotated[form, length, AfterValidator(complete)]}
-        seed = hashlib.sha256("\0".join([as_text(prompt), *distinct]).encode(errors="replace")).hexdigest()
+        seed = "\0".join([as_text(prompt), *distinct]).encode(errors="replace")
         totals = dict.fromkeys(distinct, 0.0)
         shuffled = random.Random(seed).sample(distinct, count)
         for order in (shuffled, shuffled[::-1]):

@@ -20,7 +20,6 @@ def test_openenv_with_64_sessions_at_once_on_two_ranks(tmp_path: Path, train: Tr
         settings = {"sessions": 32, "size": 20, "score_range": "0,2"}
         records = train(f"openenv:{url}", "--num-processes=2", *flags, **settings)
     assert len(records) == 5 * 64
-    assert all(isinstance(one["score"], float) for one in records)
     assert records[0]["messages"][0]["content"] == "A number from 0 to 9?"
     assert any("Input should be a valid integer" in str(one["messages"]) for one in records)
 
