@@ -1,7 +1,6 @@
 """`aitrain env play`: one episode, played by a person, a scripted policy or a model, and its messages."""
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -51,7 +50,7 @@ def play(
     with closing(event_loop()) as loop, closing(opened.runner):
         (episode,) = loop.run(rollout.play([chosen], [seed], [seed], Decoding.SEEDED))
     said = episode.conversation
-    if policy == "person" and sys.stdin.isatty():  # who has seen all but what followed the last answer
+    if policy == "person":  # who has seen all but what followed the last answer
         said = unanswered(said) if episode.stop == "done" else []
     show_messages(console, said)
     stop, turns = episode.stop, len(episode.trajectory.turns)
@@ -136,20 +135,18 @@ class Person:
 
     def __call__(self, said: Conversation) -> str | None:
         """The next answer."""
-        is_terminal, lines = sys.stdin.isatty(), list[str]()
-        if said.answers == 0 and is_terminal:
+        lines = list[str]()
+        if said.answers == 0:
             import readline  # noqa: F401  # input() then edits lines and has a history
 
             for text in (HINT, *map(json.dumps, said.tools), *[TOOL_HINT] * bool(said.tools)):
                 show_text(self.console, text, "dim")
-        if is_terminal:
-            show_messages(self.console, unanswered(said.messages) if said.answers else said.messages)
+        show_messages(self.console, unanswered(said.messages) if said.answers else said.messages)
         try:
-            while (line := clean(input("> " if is_terminal else ""))).strip():
+            while (line := clean(input("> "))).strip():
                 lines.append(line)
         except EOFError:
-            if is_terminal:
-                print()  # Ctrl-D leaves the cursor behind the prompt
+            print()  # Ctrl-D leaves the cursor behind the prompt
             if not lines:
                 return None
         text = "\n".join(lines)
