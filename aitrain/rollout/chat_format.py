@@ -84,8 +84,8 @@ class ChatFormat:
         """The prompt that was rendered last: the completions of a group have the same."""
         return {}
 
-    def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
-        """Tokens to append after a completion whose last token is `last`.
+    def following_ids(self, messages: Sequence[Message], said: list[int], is_chat: bool) -> list[int]:
+        """Tokens to append after a completion, of which `said` is the end.
 
         These are the end of the assistant's turn, without the token that the policy sampled, the messages, and the
         start of the next assistant turn.
@@ -96,7 +96,7 @@ class ChatFormat:
         # a tokenizer may split a text differently at its start
         ids, mark = self._ids(MARK + text), self._ids(MARK)
         ids = ids[len(mark) :] if ids[: len(mark)] == mark else self._ids(text)
-        return ids[1:] if ids[:1] == [last] else ids
+        return ids[1:] if ids[:1] == said[-1:] else ids
 
     def _rendered_response(self, messages: Sequence[Message]) -> str:
         """What the template renders after a completion followed by these messages: end of turn, messages, next turn.

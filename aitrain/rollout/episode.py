@@ -256,8 +256,7 @@ class Rollout:
             return "done" if trajectory.ended_by_policy else "max_tokens"
         if len(trajectory.turns) >= limits.turns:
             return "max_turns"
-        last = trajectory.ids[-1] if trajectory.ids else -1
-        ids = self.chat.following_ids(response.messages, last, episode.is_chat)
+        ids = self.chat.following_ids(response.messages, trajectory.ids, episode.is_chat)
         if limits.room(len(trajectory.prompt_ids), len(trajectory.ids) + len(ids)) < 1:
             return "truncated"
         trajectory.append_env_tokens(ids)

@@ -230,9 +230,9 @@ def test_a_template_with_a_date_is_appended_to_after_midnight_too() -> None:
     tokenizer = Dated()
     chat = ChatFormat(tokenizer)
     said = [{"role": "user", "content": "more"}]
-    before = chat.following_ids(said, ord("$"), is_chat=True)
+    before = chat.following_ids(said, [ord("$")], is_chat=True)
     tokenizer.day = "Tuesday"
-    assert chat.following_ids(said, ord("$"), is_chat=True) == before
+    assert chat.following_ids(said, [ord("$")], is_chat=True) == before
     assert text(before) == "u:more$a:"
 
 
