@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from aitrain.environment.http_server import MAX_BODY
-from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import Asks, cases, play_one, play_with_notes, user
+from tests.rollout.scripted import Asks, Limits, cases, play_one, play_with_notes, user
 from tests.test_rollout_session import echo
 
 Ask = Callable[..., httpx.Response]

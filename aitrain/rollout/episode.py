@@ -28,7 +28,6 @@ from aitrain.rollout.engine import (
     OutOfRepliesError,
     Trajectory,
 )
-from aitrain.rollout.limits import Limits
 
 T = TypeVar("T")
 
@@ -173,8 +172,15 @@ class Rollout:
         finally:
             await call_parts(self.runner, EnvRunner.end, episodes)
 
-    def _limits(self, episode: Episode) -> Limits:
-        return Limits.of(self.runner.part_of(episode.case).config, self.context)
+    def _room(self, episode: Episode, trajectory: Trajectory, following: int = 0) -> int:
+        """Maximum tokens of the next completion in a trajectory of an episode, after so many that follow first."""
+        config, count = self.runner.part_of(episode.case).config, len(trajectory.ids) + following
+        room = config.completion_tokens
+        if config.rl_max_episode_tokens is not None:  # without the prompt
+            room = min(room, config.rl_max_episode_tokens - count)
+        if self.context is not None:
+            room = min(room, self.context - len(trajectory.prompt_ids) - count)
+        return room
 
     def _render_prompt(self, episode: Episode) -> None:
         reset, trajectory = episode.reset, episode.trajectory
@@ -184,13 +190,13 @@ class Rollout:
             self.chat.check_tools()
         episode.rendered_prompt, ids = self.chat.render_prompt(episode.prompt, reset.tools)
         trajectory.prompt_ids = ids
-        if self._limits(episode).room(len(ids), 0) < 1:
+        if self._room(episode, trajectory) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
             episode.too_long = len(ids)
 
     async def _converse(self, episode: Episode, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
-        trajectory, limits = episode.trajectory, self._limits(episode)
+        trajectory = episode.trajectory
         request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, episode.index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
@@ -212,8 +218,7 @@ class Rollout:
             chat = self._chat_of(episode)
             tools = episode.reset.tools if episode.reset.runs_tools else ()
             while trajectory.stop is None:
-                room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                asked = replace(request, max_tokens=room)
+                asked = replace(request, max_tokens=self._room(episode, trajectory))
                 turn = await sample_turn(self.engine, chat, trajectory, asked, tools)
                 episode.messages.append(turn.message)
                 episode.tool_calls += len(turn.calls)
@@ -235,10 +240,9 @@ class Rollout:
     async def _answer(self, episode: Episode, asked: EnvResponse, request: GenerationRequest) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
         chat, said = self._chat_of(episode), Trajectory(self.chat.prompt_ids(asked.prompt or [], asked.tools))
-        count = len(said.prompt_ids)
-        room = self._limits(episode).room(count, 0)
-        if room < 1:
-            return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
+        if (room := self._room(episode, said)) < 1:
+            what = f"a conversation of {len(said.prompt_ids)} tokens leaves no room for an answer"
+            return AssistantTurn("", limit=what)
         seed = SampleSeed(episode.sampling.next_call())
         request = replace(request, max_tokens=room, seed=seed)
         return await sample_turn(self.engine, chat, said, request, asked.tools)
@@ -250,14 +254,14 @@ class Rollout:
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
-        trajectory, limits = episode.trajectory, self._limits(episode)
+        trajectory = episode.trajectory
         if response.is_over:
             episode.messages += response.messages
             return "done" if trajectory.ended_by_policy else "max_tokens"
-        if len(trajectory.turns) >= limits.turns:
+        if len(trajectory.turns) >= self.runner.part_of(episode.case).config.rl_max_turns:
             return "max_turns"
         ids = self.chat.following_ids(response.messages, trajectory.ids, episode.is_chat)
-        if limits.room(len(trajectory.prompt_ids), len(trajectory.ids) + len(ids)) < 1:
+        if self._room(episode, trajectory, len(ids)) < 1:
             return "truncated"
         trajectory.append_env_tokens(ids)
         episode.messages += response.messages

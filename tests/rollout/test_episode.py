@@ -13,8 +13,7 @@ from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
-from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text, trained
+from tests.rollout.scripted import END, Asks, Letters, Limits, Scripted, cases, play, text, trained
 from tests.served.environments import Objects
 
 Talk = Generator[str | None, str, float]
