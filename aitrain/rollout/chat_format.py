@@ -221,12 +221,18 @@ class ChatFormat:
             return False
         return MARK not in text
 
-    def check_tools(self) -> None:
+    def check_tools(self, is_chat: bool = True) -> None:
         """Check that the template can render tool calls and their results.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: it cannot, or the prompts are strings, which have no template.
         """
+        if not is_chat:
+            raise ConfigError(
+                "The environment has tools that are methods (get_tools), and prompts that are strings: no chat template"
+                "\nshows the model its tools. Let build_dataset return chat messages:"
+                ' [{"role": "user", "content": "..."}]'
+            )
         if not self.has_tool_calls:
             raise ConfigError(
                 "chat_template: the environment has tools, and this model's chat template cannot write calls and"

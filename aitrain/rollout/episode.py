@@ -17,7 +17,7 @@ from aitrain.environment.session import (
     GroupMember,
     Message,
 )
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import Failure
 from aitrain.rollout.chat_format import ChatFormat, Schemas
 from aitrain.rollout.engine import (
@@ -184,10 +184,8 @@ class Rollout:
 
     def _render_prompt(self, episode: Episode) -> None:
         reset, trajectory = episode.reset, episode.trajectory
-        if not episode.is_chat:
-            refuse_tools_for_strings(reset.tools)
-        elif reset.runs_tools:
-            self.chat.check_tools()
+        if reset.runs_tools:
+            self.chat.check_tools(episode.is_chat)
         episode.rendered_prompt, ids = self.chat.render_prompt(episode.prompt, reset.tools)
         trajectory.prompt_ids = ids
         if self._room(episode, trajectory) < 1:
@@ -327,16 +325,3 @@ async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def refuse_tools_for_strings(tools: Sequence[object]) -> None:
-    """Refuse tools if the prompts are strings: only a chat template shows the tools to the model.
-
-    Raises:
-        ConfigError: there are tools.
-    """
-    if tools:
-        raise ConfigError(
-            "The environment has tools that are methods (get_tools), and prompts that are strings: no chat template\n"
-            'shows the model its tools. Let build_dataset return chat messages: [{"role": "user", "content": "..."}]'
-        )
