@@ -52,6 +52,7 @@ class Episode(EnvSession):
 
     sampling: EpisodeSeeds
     """Seeds of the completions."""
+    decoding: Decoding = Decoding.TRAINING
     index: int = 0
     """Its place among the episodes that are played with it."""
     trajectory: Trajectory = field(default_factory=Trajectory)
@@ -106,6 +107,10 @@ class Episode(EnvSession):
         """Whether a limit ended it, and not the environment."""
         return self.stop in (*LIMITS, "max_tokens")
 
+    def request(self, seed: int, max_tokens: int) -> GenerationRequest:
+        """What is asked of the engine for a completion, whose prompt is to be set."""
+        return GenerationRequest([], max_tokens, SampleSeed(seed), self.decoding, self.index)
+
     @property
     def failure_message(self) -> str:
         """The failure as a message with its case and place; empty if there is none."""
@@ -137,37 +142,32 @@ class Rollout:
         environment's, `sampling_seeds` the policy's. `most`: cases of the rank that has most; all ranks play equally
         often, also without cases, as they may generate together."""
         rows = enumerate(zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True))
-        episodes = [Episode(*row, index=index) for index, row in rows]
+        episodes = [Episode(*row, decoding=decoding, index=index) for index, row in rows]
         count = max(most, len(episodes))
         limits = (part.episodes_at_once for part in self.runner.parts.values())
         limit = min((most for most in limits if most), default=count)
         with activity.own.rollout(len(episodes)):
             for start in range(0, count, limit):
-                await self._play_part(episodes[start : start + limit], decoding)
+                await self._play_part(episodes[start : start + limit])
         return episodes
 
-    async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding) -> None:
+    async def _play_part(self, episodes: Sequence[Episode]) -> None:
         """First the episodes that may not run beside others, one after another, then the others at the same time."""
         together = list(episodes)
         async with self.engine.batch(0):  # on every rank, as those that share an engine enter and leave it together
             for episode in episodes:
                 if self.runner.part_of(episode.case).plays_alone:
                     together.remove(episode)
-                    await self._play([episode], decoding, nullcontext(lambda: None))
-        await self._play(together, decoding)
+                    await self._play([episode], nullcontext(lambda: None))
+        await self._play(together)
 
-    async def _play(
-        self,
-        episodes: list[Episode],
-        decoding: Decoding,
-        batch: AbstractAsyncContextManager[Leave] | None = None,
-    ) -> None:
+    async def _play(self, episodes: list[Episode], batch: AbstractAsyncContextManager[Leave] | None = None) -> None:
         """Play and score episodes at the same time; `batch`: that of the engine, if it has begun."""
         with self.engine.clock.running("environment"):
             await call_parts(self.runner, EnvRunner.open, episodes)
         try:
             async with batch or self.engine.batch(len(episodes)) as leave:
-                await run_all(self._converse(episode, decoding, leave) for episode in episodes)
+                await run_all(self._converse(episode, leave) for episode in episodes)
             await self._score(episodes)
         finally:
             await call_parts(self.runner, EnvRunner.end, episodes)
@@ -192,10 +192,9 @@ class Rollout:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
             episode.too_long = len(ids)
 
-    async def _converse(self, episode: Episode, decoding: Decoding, leave: Leave) -> None:
+    async def _converse(self, episode: Episode, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory = episode.trajectory
-        request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, episode.index)
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
             """The environment's response; its untrained conversations are answered until it continues the trained one.
@@ -205,18 +204,18 @@ class Rollout:
                     response = await self.runner.part_of(episode.case).respond(episode, turn)
                 if response.is_trained:
                     return response
-                turn = await self._answer(episode, response, request)
+                turn = await self._answer(episode, response)
 
         try:
             if episode.failure is None and not episode.reset.is_trained:
-                episode.reset = await respond(await self._answer(episode, episode.reset, request))
+                episode.reset = await respond(await self._answer(episode, episode.reset))
             if episode.failure is not None:
                 return
             self._render_prompt(episode)
             chat = self._chat_of(episode)
             tools = episode.reset.tools if episode.reset.runs_tools else ()
             while trajectory.stop is None:
-                asked = replace(request, max_tokens=self._room(episode, trajectory))
+                asked = episode.request(episode.sampling.seed, self._room(episode, trajectory))
                 turn = await sample_turn(self.engine, chat, trajectory, asked, tools)
                 episode.messages.append(turn.message)
                 episode.tool_calls += len(turn.calls)
@@ -235,14 +234,13 @@ class Rollout:
             activity.own.end_episode()
             leave()
 
-    async def _answer(self, episode: Episode, asked: EnvResponse, request: GenerationRequest) -> AssistantTurn:
+    async def _answer(self, episode: Episode, asked: EnvResponse) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
         chat, said = self._chat_of(episode), Trajectory(self.chat.prompt_ids(asked.prompt or [], asked.tools))
         if (room := self._room(episode, said)) < 1:
             what = f"a conversation of {len(said.prompt_ids)} tokens leaves no room for an answer"
             return AssistantTurn("", limit=what)
-        seed = SampleSeed(episode.sampling.next_call())
-        request = replace(request, max_tokens=room, seed=seed)
+        request = episode.request(episode.sampling.next_call(), room)
         return await sample_turn(self.engine, chat, said, request, asked.tools)
 
     def _chat_of(self, episode: Episode) -> ChatFormat:
