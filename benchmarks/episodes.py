@@ -96,7 +96,7 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     def format_alone() -> None:
         for _ in range(count * TURNS):
             chat.read(ids, [], (), end.eos_ids)
-            chat.following_ids([{"role": "user", "content": SAID}], ids[-1], is_chat=True)
+            chat.following_ids([{"role": "user", "content": SAID}], ids, is_chat=True)
 
     return {
         "in rounds": lambda: play(Rounds(end)),

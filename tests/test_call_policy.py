@@ -30,10 +30,9 @@ from aitrain.environment.judges.model_judge import stored_verdict
 from aitrain.environment.runner import start_runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
-from aitrain.rollout.limits import Limits
 from aitrain.runs.run_folder import write_text
 from tests import runner_calls
-from tests.rollout.scripted import Letters, Scripted, cases, play_with_notes
+from tests.rollout.scripted import Letters, Limits, Scripted, cases, play_with_notes
 
 EPISODES = 12
 

@@ -18,7 +18,6 @@ from aitrain.jobs.chat import ChatSession, ModelChat
 from aitrain.options.yaml_text import write_yaml
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
-from aitrain.rollout.limits import Limits
 from aitrain.runs.model_reference import chat_config
 from aitrain.ui.terminal import ChatView
 from tests.conftest import write
@@ -32,8 +31,7 @@ def model_chat(*answers: str, context: int | None = None) -> tuple[ModelChat, Sc
     """A chat whose model gives these answers, with its engine and what it shows."""
     left, shown = list(answers), list[str]()
     engine, chat = Scripted(lambda _: left.pop(0)), ChatFormat(Letters())
-    limits = Limits(1, 50, context=context)
-    return ModelChat("tuned", "m", engine, chat, limits, show=shown.append), engine, shown
+    return ModelChat("tuned", "m", engine, chat, 50, context, show=shown.append), engine, shown
 
 
 def ask(chat: ModelChat, question: str) -> str:
@@ -76,7 +74,7 @@ def test_two_models_are_asked_the_same_and_an_answer_that_one_of_them_cannot_giv
         assert base.seed == tuned.seed != first.seed
 
         before = [list(chat.messages) for chat in loaded]
-        loaded[1].limits = Limits(1, 50, context=20)
+        loaded[1].context = 20
         with pytest.raises(ConfigError, match="The conversation has"):
             session("+2?")
         assert [chat.messages for chat in loaded] == before

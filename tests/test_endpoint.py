@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import Asks, cases, play_one, play_with_notes, user
+from tests.rollout.scripted import Asks, Limits, cases, play_one, play_with_notes, user
 from tests.test_rollout_session import echo
 
 Ask = Callable[..., httpx.Response]

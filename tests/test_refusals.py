@@ -95,7 +95,7 @@ def test_a_dataset_that_cannot_be_trained_on_is_refused_with_its_row(rows: Any, 
     ("template", "kind", "told"),
     [
         (None, ConfigError, "--chat-template chatml"),
-        ("{{ raise_exception('Roles must alternate') }}", EnvironmentFailed, "The prompt: [{'role'"),
+        ("{{ raise_exception('Roles must alternate') }}", EnvironmentFailed, "Its last message: [{'role'"),
     ],
     ids=case_name,
 )

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from aitrain import EpisodeTruncated, Score
-from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import Asks, Scripted, cases, play_one, play_with_notes, text, trained, user
+from tests.rollout.scripted import Asks, Limits, Scripted, cases, play_one, play_with_notes, text, trained, user
 from tests.test_speaking_first import Gym
 
 

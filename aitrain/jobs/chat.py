@@ -24,7 +24,6 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Trajectory
 from aitrain.rollout.episode import sample_turn
 from aitrain.rollout.event_loop import EventLoop, event_loop
-from aitrain.rollout.limits import Limits
 from aitrain.runs.model_reference import before_training, chat_config, read_model
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.loaded_policy import load_policy
@@ -48,7 +47,10 @@ class ModelChat:
     """The name with which model it is."""
     engine: Engine
     chat: ChatFormat
-    limits: Limits
+    max_tokens: int
+    """Maximum tokens of an answer."""
+    context: int | None
+    """Maximum tokens of conversation and answer together."""
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context in which the engine has the weights of this model, such as a base without the adapter beside it."""
     has_template: bool = True
@@ -82,10 +84,10 @@ class ModelChat:
         asked = [*self.messages, {"role": "user", "content": question}]
         text = "".join(str(message["content"]) for message in asked)
         ids = self.chat.prompt_ids(asked if self.has_template else text)
-        room = self.limits.room(len(ids), 0)
+        room = self.max_tokens if self.context is None else min(self.max_tokens, self.context - len(ids))
         if room < 1:
             raise ConfigError(
-                f"The conversation has {len(ids)} of {self.limits.context} tokens: there is no room for an answer.\n"
+                f"The conversation has {len(ids)} of {self.context} tokens: there is no room for an answer.\n"
                 "Begin a new one: /reset, or reset() in Python."
             )
         said, self.ids = Trajectory(ids), []
@@ -96,7 +98,7 @@ class ModelChat:
         self.show(self.text)  # what was not shown while it was sampled
         self.cut_off = ""
         if not said.ended_by_policy:
-            advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
+            advice = "--rl-max-new-tokens allows more" if room == self.max_tokens else "the context is full"
             self.cut_off = f"cut off after {len(said.ids)} tokens: {advice}"
         return [*asked, turn.message]
 
@@ -173,8 +175,8 @@ def open_session(
         if policy is None or not is_one_model:
             policy = load_policy(reference if is_one_model else each, wanted)
         config, engine = policy.config, policy.engine()
-        limits = Limits(config.rl_max_turns, config.completion_tokens, None, policy.context)
-        chat = ModelChat(name, title, engine, chat_format(policy.tokenizer, config), limits)
+        own_format, most = chat_format(policy.tokenizer, config), config.completion_tokens
+        chat = ModelChat(name, title, engine, own_format, most, policy.context)
         chat.has_template = policy.tokenizer.chat_template is not None
         if is_one_model and name == "base":
             chat.scope = policy.model.disable_adapter

@@ -89,7 +89,7 @@ def _show(request: Request) -> Document:
     config = resolve(TrainConfig, None, request["options"])
     opened = open_environment(config, LazyTokenizer(config))
     with closing(opened.runner):
-        return show(opened, chat_of(opened.runner.config), config.model, **request["show"])
+        return show(opened, chat_of(opened.runner.config), **request["show"])
 
 
 def _rescore(request: Request) -> Document:

@@ -84,8 +84,8 @@ class ChatFormat:
         """The prompt that was rendered last: the completions of a group have the same."""
         return {}
 
-    def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
-        """Tokens to append after a completion whose last token is `last`.
+    def following_ids(self, messages: Sequence[Message], said: list[int], is_chat: bool) -> list[int]:
+        """Tokens to append after a completion, of which `said` is the end.
 
         These are the end of the assistant's turn, without the token that the policy sampled, the messages, and the
         start of the next assistant turn.
@@ -96,7 +96,7 @@ class ChatFormat:
         # a tokenizer may split a text differently at its start
         ids, mark = self._ids(MARK + text), self._ids(MARK)
         ids = ids[len(mark) :] if ids[: len(mark)] == mark else self._ids(text)
-        return ids[1:] if ids[:1] == [last] else ids
+        return ids[1:] if ids[:1] == said[-1:] else ids
 
     def _rendered_response(self, messages: Sequence[Message]) -> str:
         """What the template renders after a completion followed by these messages: end of turn, messages, next turn.
@@ -221,12 +221,18 @@ class ChatFormat:
             return False
         return MARK not in text
 
-    def check_tools(self) -> None:
+    def check_tools(self, is_chat: bool = True) -> None:
         """Check that the template can render tool calls and their results.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: it cannot, or the prompts are strings, which have no template.
         """
+        if not is_chat:
+            raise ConfigError(
+                "The environment has tools that are methods (get_tools), and prompts that are strings: no chat template"
+                "\nshows the model its tools. Let build_dataset return chat messages:"
+                ' [{"role": "user", "content": "..."}]'
+            )
         if not self.has_tool_calls:
             raise ConfigError(
                 "chat_template: the environment has tools, and this model's chat template cannot write calls and"

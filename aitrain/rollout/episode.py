@@ -17,7 +17,7 @@ from aitrain.environment.session import (
     GroupMember,
     Message,
 )
-from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import Failure
 from aitrain.rollout.chat_format import ChatFormat, Schemas
 from aitrain.rollout.engine import (
@@ -28,7 +28,6 @@ from aitrain.rollout.engine import (
     OutOfRepliesError,
     Trajectory,
 )
-from aitrain.rollout.limits import Limits
 
 T = TypeVar("T")
 
@@ -53,6 +52,7 @@ class Episode(EnvSession):
 
     sampling: EpisodeSeeds
     """Seeds of the completions."""
+    decoding: Decoding = Decoding.TRAINING
     index: int = 0
     """Its place among the episodes that are played with it."""
     trajectory: Trajectory = field(default_factory=Trajectory)
@@ -107,6 +107,10 @@ class Episode(EnvSession):
         """Whether a limit ended it, and not the environment."""
         return self.stop in (*LIMITS, "max_tokens")
 
+    def request(self, seed: int, max_tokens: int) -> GenerationRequest:
+        """What is asked of the engine for a completion, whose prompt is to be set."""
+        return GenerationRequest([], max_tokens, SampleSeed(seed), self.decoding, self.index)
+
     @property
     def failure_message(self) -> str:
         """The failure as a message with its case and place; empty if there is none."""
@@ -138,60 +142,59 @@ class Rollout:
         environment's, `sampling_seeds` the policy's. `most`: cases of the rank that has most; all ranks play equally
         often, also without cases, as they may generate together."""
         rows = enumerate(zip(cases, seeds, map(EpisodeSeeds, sampling_seeds), strict=True))
-        episodes = [Episode(*row, index=index) for index, row in rows]
+        episodes = [Episode(*row, decoding=decoding, index=index) for index, row in rows]
         count = max(most, len(episodes))
         limits = (part.episodes_at_once for part in self.runner.parts.values())
         limit = min((most for most in limits if most), default=count)
         with activity.own.rollout(len(episodes)):
             for start in range(0, count, limit):
-                await self._play_part(episodes[start : start + limit], decoding)
+                await self._play_part(episodes[start : start + limit])
         return episodes
 
-    async def _play_part(self, episodes: Sequence[Episode], decoding: Decoding) -> None:
+    async def _play_part(self, episodes: Sequence[Episode]) -> None:
         """First the episodes that may not run beside others, one after another, then the others at the same time."""
         together = list(episodes)
         async with self.engine.batch(0):  # on every rank, as those that share an engine enter and leave it together
             for episode in episodes:
                 if self.runner.part_of(episode.case).plays_alone:
                     together.remove(episode)
-                    await self._play([episode], decoding, nullcontext(lambda: None))
-        await self._play(together, decoding)
+                    await self._play([episode], nullcontext(lambda: None))
+        await self._play(together)
 
-    async def _play(
-        self,
-        episodes: list[Episode],
-        decoding: Decoding,
-        batch: AbstractAsyncContextManager[Leave] | None = None,
-    ) -> None:
+    async def _play(self, episodes: list[Episode], batch: AbstractAsyncContextManager[Leave] | None = None) -> None:
         """Play and score episodes at the same time; `batch`: that of the engine, if it has begun."""
         with self.engine.clock.running("environment"):
             await call_parts(self.runner, EnvRunner.open, episodes)
         try:
             async with batch or self.engine.batch(len(episodes)) as leave:
-                await run_all(self._converse(episode, decoding, leave) for episode in episodes)
+                await run_all(self._converse(episode, leave) for episode in episodes)
             await self._score(episodes)
         finally:
             await call_parts(self.runner, EnvRunner.end, episodes)
 
-    def _limits(self, episode: Episode) -> Limits:
-        return Limits.of(self.runner.part_of(episode.case).config, self.context)
+    def _room(self, episode: Episode, trajectory: Trajectory, following: int = 0) -> int:
+        """Maximum tokens of the next completion in a trajectory of an episode, after so many that follow first."""
+        config, count = self.runner.part_of(episode.case).config, len(trajectory.ids) + following
+        room = config.completion_tokens
+        if config.rl_max_episode_tokens is not None:  # without the prompt
+            room = min(room, config.rl_max_episode_tokens - count)
+        if self.context is not None:
+            room = min(room, self.context - len(trajectory.prompt_ids) - count)
+        return room
 
     def _render_prompt(self, episode: Episode) -> None:
         reset, trajectory = episode.reset, episode.trajectory
-        if not episode.is_chat:
-            refuse_tools_for_strings(reset.tools)
-        elif reset.runs_tools:
-            self.chat.check_tools()
+        if reset.runs_tools:
+            self.chat.check_tools(episode.is_chat)
         episode.rendered_prompt, ids = self.chat.render_prompt(episode.prompt, reset.tools)
         trajectory.prompt_ids = ids
-        if self._limits(episode).room(len(ids), 0) < 1:
+        if self._room(episode, trajectory) < 1:
             trajectory.stop, trajectory.prompt_ids = "no_room", ids[:1]
             episode.too_long = len(ids)
 
-    async def _converse(self, episode: Episode, decoding: Decoding, leave: Leave) -> None:
+    async def _converse(self, episode: Episode, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
-        trajectory, limits = episode.trajectory, self._limits(episode)
-        request = GenerationRequest([], 0, SampleSeed(episode.sampling.seed), decoding, episode.index)
+        trajectory = episode.trajectory
 
         async def respond(turn: AssistantTurn) -> EnvResponse:
             """The environment's response; its untrained conversations are answered until it continues the trained one.
@@ -201,19 +204,18 @@ class Rollout:
                     response = await self.runner.part_of(episode.case).respond(episode, turn)
                 if response.is_trained:
                     return response
-                turn = await self._answer(episode, response, request)
+                turn = await self._answer(episode, response)
 
         try:
             if episode.failure is None and not episode.reset.is_trained:
-                episode.reset = await respond(await self._answer(episode, episode.reset, request))
+                episode.reset = await respond(await self._answer(episode, episode.reset))
             if episode.failure is not None:
                 return
             self._render_prompt(episode)
             chat = self._chat_of(episode)
             tools = episode.reset.tools if episode.reset.runs_tools else ()
             while trajectory.stop is None:
-                room = limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
-                asked = replace(request, max_tokens=room)
+                asked = episode.request(episode.sampling.seed, self._room(episode, trajectory))
                 turn = await sample_turn(self.engine, chat, trajectory, asked, tools)
                 episode.messages.append(turn.message)
                 episode.tool_calls += len(turn.calls)
@@ -232,15 +234,13 @@ class Rollout:
             activity.own.end_episode()
             leave()
 
-    async def _answer(self, episode: Episode, asked: EnvResponse, request: GenerationRequest) -> AssistantTurn:
+    async def _answer(self, episode: Episode, asked: EnvResponse) -> AssistantTurn:
         """The policy's answer in an untrained conversation, sampled with a seed of its own."""
         chat, said = self._chat_of(episode), Trajectory(self.chat.prompt_ids(asked.prompt or [], asked.tools))
-        count = len(said.prompt_ids)
-        room = self._limits(episode).room(count, 0)
-        if room < 1:
-            return AssistantTurn("", limit=f"a conversation of {count} tokens leaves no room for an answer")
-        seed = SampleSeed(episode.sampling.next_call())
-        request = replace(request, max_tokens=room, seed=seed)
+        if (room := self._room(episode, said)) < 1:
+            what = f"a conversation of {len(said.prompt_ids)} tokens leaves no room for an answer"
+            return AssistantTurn("", limit=what)
+        request = episode.request(episode.sampling.next_call(), room)
         return await sample_turn(self.engine, chat, said, request, asked.tools)
 
     def _chat_of(self, episode: Episode) -> ChatFormat:
@@ -250,15 +250,14 @@ class Rollout:
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
-        trajectory, limits = episode.trajectory, self._limits(episode)
+        trajectory = episode.trajectory
         if response.is_over:
             episode.messages += response.messages
             return "done" if trajectory.ended_by_policy else "max_tokens"
-        if len(trajectory.turns) >= limits.turns:
+        if len(trajectory.turns) >= self.runner.part_of(episode.case).config.rl_max_turns:
             return "max_turns"
-        last = trajectory.ids[-1] if trajectory.ids else -1
-        ids = self.chat.following_ids(response.messages, last, episode.is_chat)
-        if limits.room(len(trajectory.prompt_ids), len(trajectory.ids) + len(ids)) < 1:
+        ids = self.chat.following_ids(response.messages, trajectory.ids, episode.is_chat)
+        if self._room(episode, trajectory, len(ids)) < 1:
             return "truncated"
         trajectory.append_env_tokens(ids)
         episode.messages += response.messages
@@ -324,16 +323,3 @@ async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def refuse_tools_for_strings(tools: Sequence[object]) -> None:
-    """Refuse tools if the prompts are strings: only a chat template shows the tools to the model.
-
-    Raises:
-        ConfigError: there are tools.
-    """
-    if tools:
-        raise ConfigError(
-            "The environment has tools that are methods (get_tools), and prompts that are strings: no chat template\n"
-            'shows the model its tools. Let build_dataset return chat messages: [{"role": "user", "content": "..."}]'
-        )

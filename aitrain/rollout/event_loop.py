@@ -18,12 +18,9 @@ class ThreadLoop:
     def __init__(self, prepare: Callable[[], None] = lambda: None) -> None:
         """`prepare` is called first, in the loop's thread."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, args=(prepare,), name="rollouts", daemon=True)
+        self._loop.call_soon(prepare)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
-
-    def _serve(self, prepare: Callable[[], None]) -> None:
-        prepare()
-        self._loop.run_forever()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result; what it raises is raised."""

@@ -1,38 +1,12 @@
-"""Limits on the length of an episode, and what ends a completion."""
+"""What ends a completion."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
-
-from aitrain.options.train import TrainConfig
+from typing import Any
 
 EXTRA_TOKENS = 8
 """Tokens decoded in addition to those that can hold a stop string, as some tokenizers decode the first ones of a text
 differently."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of an episode; the prompt's tokens count for `context` only."""
-
-    turns: int
-    turn_tokens: int
-    episode_tokens: int | None = None
-    context: int | None = None
-
-    @classmethod
-    def of(cls, config: TrainConfig, context: int | None) -> Self:
-        """The limits of the episodes of an environment, which has these options."""
-        return cls(config.rl_max_turns, config.completion_tokens, config.rl_max_episode_tokens, context)
-
-    def room(self, prompt: int, completion: int) -> int:
-        """Maximum tokens of the next completion, after a prompt of `prompt` tokens and `completion` further ones."""
-        room = self.turn_tokens
-        if self.episode_tokens is not None:
-            room = min(room, self.episode_tokens - completion)
-        if self.context is not None:
-            room = min(room, self.context - prompt - completion)
-        return room
 
 
 @dataclass(frozen=True)

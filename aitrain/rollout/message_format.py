@@ -41,7 +41,7 @@ class MessageFormat(ChatFormat):
         """One id, for the whole prompt, and no text, as the server renders it; a string is a message of the user."""
         return "", [self._add(as_messages(prompt), tools)]
 
-    def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
+    def following_ids(self, messages: Sequence[Message], said: list[int], is_chat: bool) -> list[int]:
         """One id, for all messages that follow a completion."""
         if not is_chat:
             messages = [{**message, "role": "user"} for message in messages]

@@ -22,7 +22,6 @@ from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError, EnvironmentFailed, errors_of
 from aitrain.execution.failure import CallFailed
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
-from aitrain.rollout.episode import refuse_tools_for_strings
 from aitrain.training.distributed import of_first
 from aitrain.training.holdout import PromptLimit
 from aitrain.training.run_context import RunContext
@@ -99,7 +98,8 @@ def shown_episodes(
         method = f"{type(environment).__name__}.{kind}"
         note(f"The schemas of get_tools name no methods: calls in answers are not run, {method} gets them unchanged.")
     if not is_chat:
-        refuse_tools_for_strings(tools.schemas)
+        if tools.schemas:
+            chat.check_tools(is_chat)
         if chat.thinking is not None:
             raise ConfigError(
                 "thinking: the chat template switches it, and the prompts are strings"

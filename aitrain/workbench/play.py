@@ -1,11 +1,9 @@
 """`aitrain env play`: one episode, played by a person, a scripted policy or a model, and its messages."""
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
@@ -51,7 +49,7 @@ def play(
     with closing(event_loop()) as loop, closing(opened.runner):
         (episode,) = loop.run(rollout.play([chosen], [seed], [seed], Decoding.SEEDED))
     said = episode.conversation
-    if policy == "person" and sys.stdin.isatty():  # who has seen all but what followed the last answer
+    if policy == "person":  # who has seen all but what followed the last answer
         said = unanswered(said) if episode.stop == "done" else []
     show_messages(console, said)
     stop, turns = episode.stop, len(episode.trajectory.turns)
@@ -60,8 +58,7 @@ def play(
     why = STOPS.get(stop, "there is no further answer")
     show_heading(console, f"{why} ({stop}, {turns} turn{'' if turns == 1 else 's'})")
     score, metrics = episode.result.score, dict(episode.result.metrics)
-    unscored = Text("score none: unscored, left out of training", style="yellow")
-    console.print(unscored if score is None else f"score {score:.3f}")
+    show_text(console, "score none: unscored, left out of training" if score is None else f"score {score:.3f}")
     for name, value in metrics.items():
         show_text(console, f"      env/{name} {value:g}", "dim")
     return {
@@ -102,7 +99,7 @@ def written_rollout(opened: OpenedEnvironment, case: Case, policy: str, script: 
         ConfigError: the policy cannot play the case.
         EnvironmentFailed: `reference` failed.
     """
-    player: Policy = {"empty": EMPTY, "junk": JUNK}.get(policy, Person(Console(highlight=False)))
+    player: Policy = {"empty": EMPTY, "junk": JUNK}.get(policy, person)
     if script is not None:
         try:
             text = Path(script).read_text(encoding="utf-8")
@@ -128,33 +125,25 @@ HINT = "Type the answer; an empty line ends it. Ctrl-D ends the episode."
 TOOL_HINT = 'Call a tool with: {"name": ..., "arguments": {...}}.'
 
 
-@dataclass
-class Person:
+def person(said: Conversation) -> str | None:
     """A policy that reads answers line by line; the end of the input ends the episode."""
+    console, lines = Console(highlight=False), list[str]()
+    if said.answers == 0:
+        import readline  # noqa: F401  # input() then edits lines and has a history
 
-    console: Console
-
-    def __call__(self, said: Conversation) -> str | None:
-        """The next answer."""
-        is_terminal, lines = sys.stdin.isatty(), list[str]()
-        if said.answers == 0 and is_terminal:
-            import readline  # noqa: F401  # input() then edits lines and has a history
-
-            for text in (HINT, *map(json.dumps, said.tools), *[TOOL_HINT] * bool(said.tools)):
-                show_text(self.console, text, "dim")
-        if is_terminal:
-            show_messages(self.console, unanswered(said.messages) if said.answers else said.messages)
-        try:
-            while (line := clean(input("> " if is_terminal else ""))).strip():
-                lines.append(line)
-        except EOFError:
-            if is_terminal:
-                print()  # Ctrl-D leaves the cursor behind the prompt
-            if not lines:
-                return None
-        text = "\n".join(lines)
-        is_call = said.tools and '"name"' in text and text.startswith("{")
-        return f"<tool_call>{text}</tool_call>" if is_call else text
+        for text in (HINT, *map(json.dumps, said.tools), *[TOOL_HINT] * bool(said.tools)):
+            show_text(console, text, "dim")
+    show_messages(console, unanswered(said.messages) if said.answers else said.messages)
+    try:
+        while (line := clean(input("> "))).strip():
+            lines.append(line)
+    except EOFError:
+        print()  # Ctrl-D leaves the cursor behind the prompt
+        if not lines:
+            return None
+    text = "\n".join(lines)
+    is_call = said.tools and '"name"' in text and text.startswith("{")
+    return f"<tool_call>{text}</tool_call>" if is_call else text
 
 
 # -- how texts are shown, by the other commands too

@@ -27,6 +27,8 @@ from aitrain.workbench.play import show_heading, show_text
 from aitrain.workbench.player import Conversation, Player
 
 BATCH = 256
+MOST_PROBLEMS = 5
+"""Most frequent reasons that are shown."""
 EXCERPT = 400
 """Characters that are shown of an answer."""
 DIFFERENT = "the environment or a tool answered differently, or had failed"
@@ -37,10 +39,8 @@ class SavedEpisode:
 
     after: float | None = None
     """Today's score."""
-    failure = ""
-    """Why today's scorer gave no score."""
     problem = ""
-    """Why it cannot be scored again; empty if it can."""
+    """Why it is not scored again, or why today's scorer failed; empty if it is."""
 
     def __init__(self, record: RolloutRecord, runner: EnvRunner, known: Mapping[int | None, Case]) -> None:
         """`known` are today's cases, by their numbers."""
@@ -74,11 +74,12 @@ class SavedEpisode:
         # the environment must be over where it had ended the episode, and go on where a limit had cut it off
         ends_alike = (self.record.stop in LIMITS) != (replayed.stop == "done")
         is_whole = ends_alike and len(said) >= len(self.record.messages)
-        if self._agrees(said) and (is_whole or failure):  # whose score is missing, which is a result
-            self.after = replayed.result.score
-            self.failure = f"{failure.place} {failure.message}".strip() if failure else ""
-        else:
+        if not self._agrees(said) or not (is_whole or failure):
             self.problem = DIFFERENT
+        elif failure:
+            self.problem = f"{failure.place} {failure.message}".strip()
+        else:
+            self.after = replayed.result.score
 
     @property
     def change(self) -> float:
@@ -93,7 +94,7 @@ class SavedEpisode:
     def to_json(self) -> dict[str, Any]:
         """Which episode it is, both scores, and the beginnings of its texts."""
         record = self.record
-        texts = {"prompt": prompt_excerpt(record), "answer": short(record.completion, EXCERPT), "failure": self.failure}
+        texts = {"prompt": prompt_excerpt(record), "answer": short(record.completion, EXCERPT)}
         place = {name: getattr(record, name) for name in ("step", "eval_phase", "environment", "case_idx")}
         return {**place, "case": record.row_number, "before": record.score, "after": self.after, **texts}
 
@@ -118,7 +119,8 @@ def rescore(opened: OpenedEnvironment, records: Iterable[RolloutRecord], first: 
             for one, replayed in zip(ready, played, strict=True):
                 one.take(replayed)
             for one in batch:  # a run may have many
-                one.record = replace(one.record, row={}, tools=[], messages=[], turns=(), rendered_prompt="")
+                first_message = one.record.messages[:1]
+                one.record = replace(one.record, row={}, tools=[], messages=first_message, rendered_prompt="")
                 del one.case
             yield from batch
 
@@ -133,11 +135,10 @@ def report(episodes: Sequence[SavedEpisode], most: int) -> dict[str, Any]:
     Raises:
         EnvironmentFailed: today's scorer gave none of them a score.
     """
-    failures = Counter(one.failure for one in episodes if one.failure).most_common()
-    problems = Counter(one.problem for one in episodes if one.problem).most_common()
+    problems = Counter(one.problem or "the score is None" for one in episodes if one.after is None).most_common()
     if all(one.after is None for one in episodes):
-        why, count = (failures + problems + [("the score is None", len(episodes))])[0]
-        raise EnvironmentFailed(f"None of {len(episodes)} episodes could be scored again; in {count}:\n{why}")
+        why, count = problems[0]
+        raise EnvironmentFailed(f"None of {len(episodes)} episodes could be scored again; {count}: {why}")
     by_phase = defaultdict[str, list[SavedEpisode]](list)
     for one in episodes:
         phase = f"held-out, {one.record.eval_phase.replace('_', ', ')}" if one.record.eval_phase else "training"
@@ -159,7 +160,6 @@ def report(episodes: Sequence[SavedEpisode], most: int) -> dict[str, Any]:
     return {
         "episodes": len(episodes),
         "not_rescored": dict(problems),
-        "failed": dict(failures),
         "scored_with_saved_rows": sum(one.is_from_record and not one.problem for one in episodes),
         "phases": phases,
         "most_changed": [to_jsonable(one.to_json()) for one in changed],
@@ -172,19 +172,16 @@ def show_report(console: Console, found: dict[str, Any]) -> None:
         means = f"{_number(one['mean_before'])} before, {_number(one['mean_after'])} now"
         counts = f"{one['changed']} of {one['episodes']} episodes changed, {one['compared']} compared"
         show_text(console, f"{phase}: {means}; {counts}")
-    notes = [f"{count} failed: {failure}" for failure, count in list(found["failed"].items())[:3]]
-    notes += [f"not scored again: {count}: {problem}" for problem, count in found["not_rescored"].items()]
+    for problem, count in list(found["not_rescored"].items())[:MOST_PROBLEMS]:
+        show_text(console, f"not scored again: {count}: {problem}")
     if saved := found["scored_with_saved_rows"]:
-        notes.append(f"{saved} episodes are of cases that are not in today's dataset: scored with their saved rows")
-    for note in notes:
-        show_text(console, note)
+        show_text(console, f"{saved} episodes are scored with their saved rows, which today's dataset lacks")
     for one in found["most_changed"]:
         scores = f"{_number(one['before'])} -> {_number(one['after'])}"
         names = filter(None, (f"step {one['step']}", one["eval_phase"], one["environment"]))
         show_heading(console, f"{', '.join(names)}, case {one['case']}: {scores}")
-        for name in ("prompt", "answer", "failure"):
-            if one[name]:
-                show_text(console, f"{name}: {one[name]}", "dim" if name == "prompt" else "")
+        show_text(console, f"prompt: {one['prompt']}", "dim")
+        show_text(console, f"answer: {one['answer']}")
 
 
 def _number(score: float | None) -> str:

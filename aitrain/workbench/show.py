@@ -12,7 +12,6 @@ from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import as_failure
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.environment_source import files_of
-from aitrain.ui.episodes import tool_name
 from aitrain.ui.overview import evenly
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import case_name, chosen_case, show_heading, show_text
@@ -25,7 +24,6 @@ LONGEST_VALUE = 300
 def show(
     opened: OpenedEnvironment,
     chat: ChatFormat,
-    model: str,
     case: str | None = None,
     count: int = 3,
     as_json: bool = False,
@@ -40,7 +38,6 @@ def show(
     console = Console(highlight=False, quiet=as_json)
     environment, cases = opened.runner.environment, opened.all_cases
     chosen = [chosen_case(cases, case)] if case is not None else evenly(cases, count)
-    tools = _begun(opened, cases[0]).tools
     facts = {
         "class": opened.runner.label,
         "file": "".join(map(os.path.relpath, files_of(environment)[:1])),
@@ -49,9 +46,9 @@ def show(
         "held_out": len(opened.held_out),
         "columns": ", ".join(f"{column} ({type(value).__name__})" for column, value in cases[0].row.items()),
         "requires": opened.note,
-        "tokens": f"those of {model}",
+        "tokens": f"those of {opened.runner.config.model}",
     }
-    for fact, value in {**facts, "tools": ", ".join(map(tool_name, tools))}.items():
+    for fact, value in facts.items():
         if value:
             show_text(console, f"{fact:9} {value}")
     shown: list[dict[str, object]] = []
@@ -79,10 +76,11 @@ def show(
                 "tokens": len(ids),
                 "prompt": text,
                 "row": row,
+                "tools": reset.tools,
                 "reference": reference,
             }
         )
-    return {**facts, "tools": tools, "shown": shown}
+    return {**facts, "shown": shown}
 
 
 def _begun(opened: OpenedEnvironment, case: Case) -> EnvResponse:

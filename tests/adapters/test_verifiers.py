@@ -9,10 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from aitrain.execution.async_calls import run_if_async
-from aitrain.rollout.limits import Limits
 from tests.adapters.conftest import cases_of, made
 from tests.adapters.verifiers_standin import FILES
-from tests.rollout.scripted import Scripted, play_with_notes
+from tests.rollout.scripted import Limits, Scripted, play_with_notes
 
 RANGE = {"score_range": "0,1.5"}
 

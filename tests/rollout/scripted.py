@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 from aitrain import TrainConfig
 from aitrain.environment.contract import Case
@@ -13,7 +13,7 @@ from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Trajectory
 from aitrain.rollout.episode import Episode, Rollout
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import EndOfTurn
 
 EOS = ord("$")
 END = EndOfTurn([EOS])
@@ -40,6 +40,15 @@ def text(ids: list[int]) -> str:
 def trained(trajectory: Trajectory) -> str:
     """What the policy sampled."""
     return text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own])
+
+
+class Limits(NamedTuple):
+    """The options that limit an episode, and the context."""
+
+    turns: int
+    turn_tokens: int
+    episode_tokens: int | None = None
+    context: int | None = None
 
 
 class Scripted(Engine):

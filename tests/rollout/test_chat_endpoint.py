@@ -19,11 +19,10 @@ from aitrain.environment.judges import model_judge
 from aitrain.errors import RunFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.limits import Limits
 from aitrain.rollout.message_format import MessageFormat
 from aitrain.training.training_batch import episode_record
 from tests.rollout import scripted
-from tests.rollout.scripted import Asks, assistant, cases, user
+from tests.rollout.scripted import Asks, Limits, assistant, cases, user
 
 Answer = Callable[[dict[str, Any]], httpx.Response]
 URL = "http://127.0.0.1:1/v1"

@@ -13,8 +13,7 @@ from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
-from aitrain.rollout.limits import Limits
-from tests.rollout.scripted import END, Asks, Letters, Scripted, cases, play, text, trained
+from tests.rollout.scripted import END, Asks, Letters, Limits, Scripted, cases, play, text, trained
 from tests.served.environments import Objects
 
 Talk = Generator[str | None, str, float]
@@ -230,9 +229,9 @@ def test_a_template_with_a_date_is_appended_to_after_midnight_too() -> None:
     tokenizer = Dated()
     chat = ChatFormat(tokenizer)
     said = [{"role": "user", "content": "more"}]
-    before = chat.following_ids(said, ord("$"), is_chat=True)
+    before = chat.following_ids(said, [ord("$")], is_chat=True)
     tokenizer.day = "Tuesday"
-    assert chat.following_ids(said, ord("$"), is_chat=True) == before
+    assert chat.following_ids(said, [ord("$")], is_chat=True) == before
     assert text(before) == "u:more$a:"
 
 

@@ -12,9 +12,9 @@ from aitrain.environment.contract import Case
 from aitrain.rollout.chat_format import format_for_episodes
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.chat_templates import chat_format
-from tests.rollout.scripted import Scripted, play
+from tests.rollout.scripted import Limits, Scripted, play
 
 Sample = Callable[[HFEngine, list[GenerationRequest], Sampling, int], list[Completion]]
 

@@ -6,6 +6,7 @@ on: to TRL, to peft, to an engine, to the environment's calls, to a file or to a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +21,14 @@ from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case, parse_score
 from aitrain.environment.runner import EnvRunner
 from aitrain.options.section import options_of
-from aitrain.rollout.limits import Limits
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.episode import Rollout
 from aitrain.training import model
 from aitrain.training.algorithm import AlgorithmParts, custom_callbacks
 from aitrain.training.batch_source import batch_source
 from aitrain.training.model import choose_precision
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
+from tests.rollout.scripted import Letters, Scripted, cases
 from tests.training.loss_bench import CPU
 
 Observe = Callable[[TrainConfig], object]
@@ -70,9 +73,19 @@ def context(config: TrainConfig) -> object:
     return model.context_length(config, SimpleNamespace(get_text_config=lambda: text))  # type: ignore[arg-type]
 
 
+class Endless:
+    """Goes on after each answer."""
+
+    def episode(self) -> Any:
+        while True:
+            yield "more"
+
+
 def limits(config: TrainConfig) -> object:
-    """What ends an episode."""
-    return Limits.of(config, None)
+    """What ends an episode, and when."""
+    rollout = Rollout(EnvRunner(Endless(), config), Scripted(lambda _: "x" * 90), ChatFormat(Letters()), None)
+    (episode,) = asyncio.run(rollout.play(cases(), [0], [0]))
+    return episode.stop, len(episode.trajectory.turns)
 
 
 def batches(config: TrainConfig) -> object:

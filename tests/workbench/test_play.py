@@ -106,13 +106,12 @@ def test_turns_are_shown_up_to_the_end_of_the_episode(
 def shown(environment: Any, count: int = 3, **options: Any) -> str:
     config = TrainConfig(model="tiny")
     with redirect_stdout(io.StringIO()) as out:
-        show(OpenedEnvironment(EnvRunner(environment, config), cases(count)), chat_of(config), "tiny", **options)
+        show(OpenedEnvironment(EnvRunner(environment, config), cases(count)), chat_of(config), **options)
     return out.getvalue()
 
 
 def test_tools_and_what_the_environment_says_first_are_part_of_the_prompt() -> None:
     text = shown(Add(), count=10)
-    assert "tools     add\n" in text
     assert '{"type": "function", "function": {"name": "add"' in text
     assert [line.split(" (")[0] for line in text.splitlines() if line.startswith("--")] == [
         "-- case 0", "-- case 4", "-- case 9",

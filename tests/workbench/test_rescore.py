@@ -13,12 +13,11 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.limits import Limits
 from aitrain.runs.records import RECORD, RolloutRecord
 from aitrain.training.training_batch import episode_record
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.rescore import DIFFERENT, SavedEpisode, report, rescore
-from tests.rollout.scripted import Letters, Scripted, play
+from tests.rollout.scripted import Letters, Limits, Scripted, play
 
 
 def rows() -> list[Case]:
