@@ -421,6 +421,19 @@ class Board(Rows):
         return float(self.board.sum() == 1 and reply == str(case_idx))
 
 
+class KeepsAnObject(Rows):
+    """Of a class that nobody has copied before, as Python notes the slots of a class then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Any = type("Kept", (), {})()
+        self.kept.log = []
+
+    def episode(self, case_idx: int) -> Generator[Any, str, float]:
+        self.kept.log.append((yield None))
+        return float(self.kept.log == [str(case_idx)])
+
+
 KNOWN: dict[str, Any] = {}
 
 
@@ -437,7 +450,9 @@ class ReachesPastItsCopies(Rows):
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", [StartsItself, NeverResets, Basket, SeedsTheProcess, Board, ReachesPastItsCopies])
+@pytest.mark.parametrize(
+    "kind", [StartsItself, NeverResets, Basket, SeedsTheProcess, Board, KeepsAnObject, ReachesPastItsCopies]
+)
 def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: str) -> None:
     environment = kind()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import copyreg
 import datetime
 import decimal
 import dis
@@ -157,6 +158,7 @@ class Walk:
         if isinstance(item, type):
             if not (self._is_through_code and item.__flags__ & _HEAP_TYPE and _is_users_name(item.__module__)):
                 return []
+            copyreg._slotnames(item)  # type: ignore[attr-defined]  # a copy of an instance notes them in its class
         elif issubclass(kind, threading.Thread) and item.is_alive():
             raise ValueError(f"the thread {item.name}, which the environment started, may change anything")
         elif _is_not_watched(item) and id(item) not in self._roots:
@@ -653,12 +655,8 @@ def copy_of(environment: object, own: Collection[str]) -> object:
     Raises:
         Exception: the environment cannot be copied.
     """
-    copied, attributes = object.__new__(type(environment)), vars(environment)
-    memo = {id(value): value for name, value in attributes.items() if name not in own}
-    memo[id(environment)] = copied
-    for name, value in attributes.items():
-        vars(copied)[name] = copy.deepcopy(value, memo)
-    return copied
+    shared = {id(value): value for name, value in vars(environment).items() if name not in own}
+    return copy.deepcopy(environment, shared)
 
 
 def attributes_to_copy(environment: Any, changed: list[object]) -> frozenset[str]:
