@@ -14,7 +14,8 @@ from aitrain.packages import is_library, is_machinery
 
 def failure_message(what: str, error: BaseException) -> str:
     """Message such as `score_episode raised: ValueError: no such city`, with the user's line."""
-    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(first_of_group(error))) if line)
+    stack = traceback.extract_tb(first_of_group(error).__traceback__)
+    return "\n".join(line for line in (f"{what}: {describe_error(error)}", users_line(stack)) if line)
 
 
 def describe_error(error: BaseException) -> str:
@@ -32,15 +33,9 @@ def first_of_group(error: BaseException) -> BaseException:
     return error
 
 
-def _where(error: BaseException) -> str:
-    """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
-    return users_line(traceback.extract_tb(error.__traceback__))
-
-
 def users_line(stack: traceback.StackSummary) -> str:
-    """Innermost line of the user's code in a stack, else of a library; empty if there is neither."""
+    """Innermost line of the user's code in a stack, else of a library; empty if there is neither:
+    `at hotel.py, line 12, in score_episode: return 1 / 0`."""
     frames = [frame for frame in stack if not is_machinery(frame.filename)]
     own = [frame for frame in frames if not is_library(frame.filename)] or frames
     if not own:
