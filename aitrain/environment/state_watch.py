@@ -71,7 +71,7 @@ _NOT_WATCHED = (
     "httpx.", "httpcore.", "requests.", "urllib3.", "aiohttp.", "openai.", "anthropic.", "logging.", "_thread.",
     "threading.Condition", "threading.Semaphore", "threading.BoundedSemaphore", "asyncio.locks.", "_contextvars.",
     "_abc.", "_struct.", "importlib.", "_frozen_importlib", "zipimport.", "transformers.", "tokenizers.", "datasets.",
-    "pyarrow.", "pydantic_core.", "aitrain.", "numpy.dtype", "numpy.ufunc",
+    "pyarrow.", "pydantic_core.", "aitrain.", "numpy.dtype", "numpy.ufunc", "functools._lru_list_elem",
 )  # fmt: skip
 """Beginnings of names of types whose objects may change without an effect on scores: clients, loggers, locks,
 tokenizers, tables. Objects of classes that users derive from them are watched."""
@@ -190,8 +190,7 @@ def _cached_values(cache: Any) -> list[Any]:
     """The keys and values of an `lru_cache`, and its attributes, without the dict that it keeps them in."""
     parts = list[Any]()
     for part in gc.get_referents(cache):
-        is_inside = isinstance(part, dict) and part is not vars(cache)
-        parts += [value for value in part.values() if type(value).__name__ != "_lru_list_elem"] if is_inside else [part]
+        parts += part.values() if isinstance(part, dict) and part is not vars(cache) else [part]
     return parts
 
 
@@ -392,11 +391,7 @@ _PATHS = {
     "open": (0,),
     "sqlite3.connect": (0,),
     "os.rename": (0, 1),
-    "os.link": (1,),
-    "os.symlink": (1,),
-    "os.truncate": (0,),
     "os.remove": (0,),
-    "os.rmdir": (0,),
 }
 """Events that may change what a path stands for, with the places of the paths."""
 _OWN_VARIABLES = (b"AITRAIN_ENDPOINT_KEY", b"NO_PROXY")
@@ -424,7 +419,7 @@ def _note_event(event: str, given: tuple[Any, ...]) -> None:
             )
         elif event == "sqlite3.connect":  # which does not say whether it will write
             is_written = not any(text in path for text in (":memory:", "mode=memory", "mode=ro"))
-        elif event != "os.truncate":
+        else:
             is_written = given[-1] == -1  # else relative to an open folder
         if is_written:
             watch.wrote(os.path.abspath(path), tracer.episode)
