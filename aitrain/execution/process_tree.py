@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 POLL = 0.05
 """Seconds between two looks of the supervisor at what has ended and at what it is asked for."""
@@ -55,12 +55,8 @@ class ProcessTree:
             self._supervisor: subprocess.Popen[bytes] = subprocess.Popen(
                 supervisor, stdin=theirs.fileno(), start_new_session=True, **options
             )
-
-    @property
-    def stdout(self) -> IO[bytes]:
+        self.stdout = cast(IO[bytes], self._supervisor.stdout)
         """What the program writes, if `stdout` was subprocess.PIPE."""
-        assert self._supervisor.stdout is not None
-        return self._supervisor.stdout
 
     def poll(self) -> int | None:
         """The program's exit code, negative for a signal, once all its processes have ended; else None."""

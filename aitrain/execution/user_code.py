@@ -15,7 +15,7 @@ from aitrain.packages import is_library, is_machinery
 def failure_message(what: str, error: BaseException) -> str:
     """Message such as `score_episode raised: ValueError: no such city`, with the user's line."""
     stack = traceback.extract_tb(first_of_group(error).__traceback__)
-    return "\n".join(line for line in (f"{what}: {describe_error(error)}", users_line(stack)) if line)
+    return f"{what}: {describe_error(error)}\n{users_line(stack)}".rstrip()
 
 
 def describe_error(error: BaseException) -> str:
@@ -50,10 +50,10 @@ own_files: set[str] = set()
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
-def stack_of_thread(thread: threading.Thread | None) -> StackSummary:
+def stack_of_thread(thread: threading.Thread) -> StackSummary:
     """The present stack of a thread, outermost frame first."""
-    innermost = sys._current_frames().get((thread and thread.ident) or 0)
-    return StackSummary.extract(iter([*traceback.walk_stack(innermost)][::-1] if innermost else []))
+    innermost = sys._current_frames().get(thread.ident or 0)
+    return traceback.extract_stack(innermost) if innermost else StackSummary()
 
 
 def stack_of_awaitable(awaitable: Awaitable[object]) -> StackSummary:
