@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import os
 import random
@@ -202,7 +203,11 @@ class NoState(Rows):
 
 
 class HoldsClients(NoState):
-    """What judges hold, which changes in each call, and what the first call makes."""
+    """What judges hold, which changes in each call, what the first call makes, and what rows were drawn with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random, self.decoder = np.random.default_rng(0), json.JSONDecoder()
 
     @cached_property
     def held(self) -> dict[str, httpx.Client]:

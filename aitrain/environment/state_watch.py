@@ -71,7 +71,7 @@ _NOT_WATCHED = (
     "httpx.", "httpcore.", "requests.", "urllib3.", "aiohttp.", "openai.", "anthropic.", "logging.", "_thread.",
     "threading.Condition", "threading.Semaphore", "threading.BoundedSemaphore", "asyncio.locks.", "_contextvars.",
     "_abc.", "_struct.", "importlib.", "_frozen_importlib", "zipimport.", "transformers.", "tokenizers.", "datasets.",
-    "pyarrow.", "pydantic_core.", "aitrain.", "numpy.dtype", "numpy.ufunc", "functools._lru_list_elem",
+    "pyarrow.", "pydantic_core.", "aitrain.", "numpy.dtype", "numpy.ufunc", "functools._lru_list_elem", "_json.",
 )  # fmt: skip
 """Beginnings of names of types whose objects may change without an effect on scores: clients, loggers, locks,
 tokenizers, tables. Objects of classes that users derive from them are watched."""
@@ -166,6 +166,8 @@ class Walk:
         with suppress(AttributeError, TypeError):
             object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
         self.tracked.append(item)
+        if kind.__module__.startswith("numpy.random"):  # compared as pickled, without the C pointers that it refers to
+            return []
         parts = gc.get_referents(item)
         if not self._is_through_code:
             parts = [part for part in parts if not isinstance(part, type)]
