@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from filelock import FileLock
@@ -208,6 +209,7 @@ class HoldsClients(NoState):
     def __init__(self) -> None:
         super().__init__()
         self.random, self.decoder = np.random.default_rng(0), json.JSONDecoder()
+        self.table = pd.DataFrame({"row": range(EPISODES)})
 
     @cached_property
     def held(self) -> dict[str, httpx.Client]:
@@ -215,6 +217,7 @@ class HoldsClients(NoState):
 
     def score_episode(self, completion: str, case_idx: int) -> float:
         self.held["client"].headers["x"] = completion
+        assert self.table["row"].iloc[case_idx] == case_idx == self.table.loc[case_idx, "row"]
         return super().score_episode(completion, case_idx)
 
 
@@ -555,6 +558,7 @@ class Holds(Rows):
     def __init__(self) -> None:
         super().__init__()
         self.tensor = torch.zeros(2)
+        self.table = pd.DataFrame({"n": [0, 0]})
         self.judge = Judge("own", Game().begin)
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
@@ -571,6 +575,8 @@ def _filling(box: dict[str, int]) -> Any:
 FILE = Path(tempfile.gettempdir()) / f"aitrain-answer-{os.getpid()}"
 STATEFUL = {
     "data of a tensor, which counts no version": ("env.tensor.data.fill_(n)", "float(env.tensor[0])"),
+    "a table": ("env.table.loc[0, 'n'] = n", "int(env.table.loc[0, 'n'])"),
+    "a new column": ("env.table[str(n)] = n", "int(env.table.iloc[0, -1])"),
     "closure": ("env.fill(n)", "env.get()"),
     "a judge": ("env.judge.function(n)", "env.judge.function.__self__.board"),
     "another class": ("Registry.put(n)", "Registry.current"),

@@ -72,6 +72,7 @@ _NOT_WATCHED = (
     "threading.Condition", "threading.Semaphore", "threading.BoundedSemaphore", "asyncio.locks.", "_contextvars.",
     "_abc.", "_struct.", "importlib.", "_frozen_importlib", "zipimport.", "transformers.", "tokenizers.", "datasets.",
     "pyarrow.", "pydantic_core.", "aitrain.", "numpy.dtype", "numpy.ufunc", "functools._lru_list_elem", "_json.",
+    "pandas._libs.", "pandas.core.indexes.", "pandas.Index", "pandas.RangeIndex", "pandas.MultiIndex",
 )  # fmt: skip
 """Beginnings of names of types whose objects may change without an effect on scores: clients, loggers, locks,
 tokenizers, tables. Objects of classes that users derive from them are watched."""
