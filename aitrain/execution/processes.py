@@ -222,8 +222,7 @@ class ProcessPool:
                 if time.monotonic() > until:
                     os.kill(self.server_pid, signal.SIGKILL)
                 time.sleep(0.002)
-        while self.free:
-            self.free.pop().end()
+        self.free.clear()
 
     def ask(self, command: str, value: object = None, send: Connection | None = None) -> Any:
         """The fork server's answer; the clock of the calling task is paused meanwhile.
