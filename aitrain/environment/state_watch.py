@@ -97,15 +97,19 @@ def _is_users_name(name: object) -> bool:
     return module is None or module is builtins or _is_users_module(module)
 
 
+def _type_name(item: object) -> str:
+    return f"{type(item).__module__}.{type(item).__qualname__}"
+
+
 def _is_not_watched(item: object) -> bool:
     """Whether an object is a client, a logger or another one that may change."""
-    name = f"{type(item).__module__}.{type(item).__qualname__}"
+    name = _type_name(item)
     return name.startswith(_NOT_WATCHED) and not name.startswith(_HOLD_USERS_CODE)
 
 
 def _is_array(item: object) -> bool:
     """Whether an object is an array of numpy."""
-    return type(item).__module__ == "numpy" and hasattr(item, "tobytes") and hasattr(item, "dtype")
+    return _type_name(item) == "numpy.ndarray"
 
 
 class Walk:
@@ -297,8 +301,7 @@ def _value(item: object) -> bytes:
     try:
         return pickle.dumps(item)
     except Exception:
-        kind = f"{type(item).__module__}.{type(item).__qualname__}"
-        raise ValueError(f"an object of {kind} does not show its state") from None
+        raise ValueError(f"an object of {_type_name(item)} does not show its state") from None
 
 
 def _is_container(item: object) -> bool:
