@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import os
 import random
@@ -18,6 +19,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from filelock import FileLock
@@ -201,7 +203,12 @@ class NoState(Rows):
 
 
 class HoldsClients(NoState):
-    """What judges hold, which changes in each call, and what the first call makes."""
+    """What judges hold, which changes in each call, what the first call makes, and what rows were drawn with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random, self.decoder = np.random.default_rng(0), json.JSONDecoder()
+        self.table = pd.DataFrame({"row": range(EPISODES)})
 
     @cached_property
     def held(self) -> dict[str, httpx.Client]:
@@ -209,6 +216,7 @@ class HoldsClients(NoState):
 
     def score_episode(self, completion: str, case_idx: int) -> float:
         self.held["client"].headers["x"] = completion
+        assert self.table["row"].iloc[case_idx] == case_idx == self.table.loc[case_idx, "row"]
         return super().score_episode(completion, case_idx)
 
 
@@ -420,6 +428,19 @@ class Board(Rows):
         return float(self.board.sum() == 1 and reply == str(case_idx))
 
 
+class KeepsAnObject(Rows):
+    """Of a class that nobody has copied before, as Python notes the slots of a class then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Any = type("Kept", (), {})()
+        self.kept.log = []
+
+    def episode(self, case_idx: int) -> Generator[Any, str, float]:
+        self.kept.log.append((yield None))
+        return float(self.kept.log == [str(case_idx)])
+
+
 KNOWN: dict[str, Any] = {}
 
 
@@ -436,7 +457,9 @@ class ReachesPastItsCopies(Rows):
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", [StartsItself, NeverResets, Basket, SeedsTheProcess, Board, ReachesPastItsCopies])
+@pytest.mark.parametrize(
+    "kind", [StartsItself, NeverResets, Basket, SeedsTheProcess, Board, KeepsAnObject, ReachesPastItsCopies]
+)
 def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: str) -> None:
     environment = kind()
 
@@ -534,6 +557,7 @@ class Holds(Rows):
     def __init__(self) -> None:
         super().__init__()
         self.tensor = torch.zeros(2)
+        self.table = pd.DataFrame({"n": [0, 0]})
         self.judge = Judge("own", Game().begin)
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
@@ -550,6 +574,8 @@ def _filling(box: dict[str, int]) -> Any:
 FILE = Path(tempfile.gettempdir()) / f"aitrain-answer-{os.getpid()}"
 STATEFUL = {
     "data of a tensor, which counts no version": ("env.tensor.data.fill_(n)", "float(env.tensor[0])"),
+    "a table": ("env.table.loc[0, 'n'] = n", "int(env.table.loc[0, 'n'])"),
+    "a new column": ("env.table[str(n)] = n", "int(env.table.iloc[0, -1])"),
     "closure": ("env.fill(n)", "env.get()"),
     "a judge": ("env.judge.function(n)", "env.judge.function.__self__.board"),
     "another class": ("Registry.put(n)", "Registry.current"),

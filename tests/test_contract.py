@@ -77,6 +77,7 @@ def test_a_method_gets_the_words_that_it_names_and_no_others(method: str, names:
         ({"episode": print, "start": print}, r"Hotel has both \w+ and \w+"),
         ({"episode": print, "score_episode": print}, r"Hotel has both \w+ and \w+"),
         ({"score_episode": 0.5}, "Hotel has no score_episode"),
+        ({"score_episode": print, "__slots__": ()}, "Hotel has __slots__"),
         (
             {"build_dataset": None, "build_datasets": print, "score_episode": print},
             "Hotel has no build_dataset",

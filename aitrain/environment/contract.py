@@ -186,9 +186,14 @@ def env_kind(environment: object) -> EnvKind:
     """Which of ENV_KINDS the environment has.
 
     Raises:
-        EnvironmentFailed: none of them, or two.
+        EnvironmentFailed: none of them, or two; or its attributes cannot be found.
     """
     name = type(environment).__name__
+    if not hasattr(environment, "__dict__"):
+        raise EnvironmentFailed(
+            f"{name} has __slots__ and no __dict__: what build_dataset sets would not reach other processes,\n"
+            "and episodes would get no copy of it. Remove __slots__, or `slots=True` of a dataclass."
+        )
     found = [kind for kind in ENV_KINDS if callable(getattr(environment, kind, None))]
     if not found:
         raise EnvironmentFailed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import copyreg
 import datetime
 import decimal
 import dis
@@ -70,7 +71,8 @@ _NOT_WATCHED = (
     "httpx.", "httpcore.", "requests.", "urllib3.", "aiohttp.", "openai.", "anthropic.", "logging.", "_thread.",
     "threading.Condition", "threading.Semaphore", "threading.BoundedSemaphore", "asyncio.locks.", "_contextvars.",
     "_abc.", "_struct.", "importlib.", "_frozen_importlib", "zipimport.", "transformers.", "tokenizers.", "datasets.",
-    "pyarrow.", "pydantic_core.", "aitrain.", "numpy.dtype", "numpy.ufunc",
+    "pyarrow.", "pydantic_core.", "aitrain.", "numpy.dtype", "numpy.ufunc", "functools._lru_list_elem", "_json.",
+    "pandas._libs.", "pandas.core.indexes.", "pandas.Index", "pandas.RangeIndex", "pandas.MultiIndex",
 )  # fmt: skip
 """Beginnings of names of types whose objects may change without an effect on scores: clients, loggers, locks,
 tokenizers, tables. Objects of classes that users derive from them are watched."""
@@ -95,15 +97,19 @@ def _is_users_name(name: object) -> bool:
     return module is None or module is builtins or _is_users_module(module)
 
 
+def _type_name(item: object) -> str:
+    return f"{type(item).__module__}.{type(item).__qualname__}"
+
+
 def _is_not_watched(item: object) -> bool:
     """Whether an object is a client, a logger or another one that may change."""
-    name = f"{type(item).__module__}.{type(item).__qualname__}"
+    name = _type_name(item)
     return name.startswith(_NOT_WATCHED) and not name.startswith(_HOLD_USERS_CODE)
 
 
 def _is_array(item: object) -> bool:
     """Whether an object is an array of numpy."""
-    return type(item).__module__ == "numpy" and hasattr(item, "tobytes") and hasattr(item, "dtype")
+    return _type_name(item) == "numpy.ndarray"
 
 
 class Walk:
@@ -157,6 +163,7 @@ class Walk:
         if isinstance(item, type):
             if not (self._is_through_code and item.__flags__ & _HEAP_TYPE and _is_users_name(item.__module__)):
                 return []
+            copyreg._slotnames(item)  # type: ignore[attr-defined]  # a copy of an instance notes them in its class
         elif issubclass(kind, threading.Thread) and item.is_alive():
             raise ValueError(f"the thread {item.name}, which the environment started, may change anything")
         elif _is_not_watched(item) and id(item) not in self._roots:
@@ -164,6 +171,8 @@ class Walk:
         with suppress(AttributeError, TypeError):
             object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
         self.tracked.append(item)
+        if kind.__module__.startswith("numpy.random"):  # compared as pickled, without the C pointers that it refers to
+            return []
         parts = gc.get_referents(item)
         if not self._is_through_code:
             parts = [part for part in parts if not isinstance(part, type)]
@@ -188,8 +197,7 @@ def _cached_values(cache: Any) -> list[Any]:
     """The keys and values of an `lru_cache`, and its attributes, without the dict that it keeps them in."""
     parts = list[Any]()
     for part in gc.get_referents(cache):
-        is_inside = isinstance(part, dict) and part is not vars(cache)
-        parts += [value for value in part.values() if type(value).__name__ != "_lru_list_elem"] if is_inside else [part]
+        parts += part.values() if isinstance(part, dict) and part is not vars(cache) else [part]
     return parts
 
 
@@ -293,8 +301,7 @@ def _value(item: object) -> bytes:
     try:
         return pickle.dumps(item)
     except Exception:
-        kind = f"{type(item).__module__}.{type(item).__qualname__}"
-        raise ValueError(f"an object of {kind} does not show its state") from None
+        raise ValueError(f"an object of {_type_name(item)} does not show its state") from None
 
 
 def _is_container(item: object) -> bool:
@@ -390,11 +397,7 @@ _PATHS = {
     "open": (0,),
     "sqlite3.connect": (0,),
     "os.rename": (0, 1),
-    "os.link": (1,),
-    "os.symlink": (1,),
-    "os.truncate": (0,),
     "os.remove": (0,),
-    "os.rmdir": (0,),
 }
 """Events that may change what a path stands for, with the places of the paths."""
 _OWN_VARIABLES = (b"AITRAIN_ENDPOINT_KEY", b"NO_PROXY")
@@ -422,7 +425,7 @@ def _note_event(event: str, given: tuple[Any, ...]) -> None:
             )
         elif event == "sqlite3.connect":  # which does not say whether it will write
             is_written = not any(text in path for text in (":memory:", "mode=memory", "mode=ro"))
-        elif event != "os.truncate":
+        else:
             is_written = given[-1] == -1  # else relative to an open folder
         if is_written:
             watch.wrote(os.path.abspath(path), tracer.episode)
@@ -653,12 +656,8 @@ def copy_of(environment: object, own: Collection[str]) -> object:
     Raises:
         Exception: the environment cannot be copied.
     """
-    copied, attributes = object.__new__(type(environment)), vars(environment)
-    memo = {id(value): value for name, value in attributes.items() if name not in own}
-    memo[id(environment)] = copied
-    for name, value in attributes.items():
-        vars(copied)[name] = copy.deepcopy(value, memo)
-    return copied
+    shared = {id(value): value for name, value in vars(environment).items() if name not in own}
+    return copy.deepcopy(environment, shared)
 
 
 def attributes_to_copy(environment: Any, changed: list[object]) -> frozenset[str]:

@@ -6,7 +6,6 @@ call ends.
 """
 
 import asyncio
-import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -36,7 +35,6 @@ class DeadlinePool:
         self.last_hang = ""
         """The line of the user's code at which the last abandoned call hangs."""
         self._abandoned = list[threading.Thread]()
-        self._numbers = itertools.count(1)
         self._slots = defaultdict[asyncio.AbstractEventLoop, asyncio.Semaphore](lambda: asyncio.Semaphore(max_calls))
 
     @property
@@ -73,7 +71,7 @@ class DeadlinePool:
                     # also if one has ended before the call began: Python 3.11 raises in a thread that starts while
                     # another one sets a trace function
                     if not thread.is_alive() and not outcomes:
-                        thread = threading.Thread(target=run, name=f"environment-{next(self._numbers)}", daemon=True)
+                        thread = threading.Thread(target=run, name="environment-call", daemon=True)
                         with suppress(RuntimeError):  # the system's limit is reached: other threads have to end
                             thread.start()
                     is_awaited = True

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 POLL = 0.05
 """Seconds between two looks of the supervisor at what has ended and at what it is asked for."""
@@ -46,37 +46,17 @@ def on_stop_signals(handler: Callable[..., object]) -> Iterator[None]:
 class ProcessTree:
     """A program in a session of its own, and all processes that it starts, also daemons: none is left when it ends."""
 
-    def __init__(
-        self,
-        command: list[str],
-        patience: float = 0.0,
-        *,
-        env: Mapping[str, str],
-        stderr: int | IO[bytes] | IO[str],
-        stdout: int | IO[bytes] | None = None,
-        cwd: str | None = None,
-        pass_fds: Collection[int] = (),
-    ) -> None:
-        """Start it, with these open files. `patience`: the seconds that it gets to end by itself if aitrain is killed,
-        or asks it to end. Without `stdout`, its output goes to `stderr`."""
+    def __init__(self, command: list[str], patience: float = 0.0, **options: Any) -> None:
+        """Start it, with options of subprocess.Popen. `patience`: the seconds that it gets to end by itself if aitrain
+        is killed, or asks it to end."""
         self._socket, theirs = socket.socketpair()
+        supervisor = [sys.executable, "-I", "-S", __file__, str(patience), *command]
         with theirs:
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(patience), *command],
-                stdin=theirs.fileno(),
-                stdout=stderr if stdout is None else stdout,
-                stderr=stderr,
-                env=env,
-                cwd=cwd,
-                pass_fds=pass_fds,
-                start_new_session=True,
+            self._supervisor: subprocess.Popen[bytes] = subprocess.Popen(
+                supervisor, stdin=theirs.fileno(), start_new_session=True, **options
             )
-
-    @property
-    def stdout(self) -> IO[bytes]:
+        self.stdout = cast(IO[bytes], self._supervisor.stdout)
         """What the program writes, if `stdout` was subprocess.PIPE."""
-        assert self._supervisor.stdout is not None
-        return self._supervisor.stdout
 
     def poll(self) -> int | None:
         """The program's exit code, negative for a signal, once all its processes have ended; else None."""

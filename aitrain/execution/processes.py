@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -135,9 +134,7 @@ def fork(body: Callable[[], object]) -> int:
     """
     _flush()  # otherwise both processes would write the buffered output
     parent, is_main = os.getpid(), threading.current_thread() is threading.main_thread()
-    with warnings.catch_warnings():  # other threads are not copied, and none is needed
-        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-        pid = os.fork()
+    pid = os.fork()  # other threads are not copied, and none is needed
     with suppress(OSError):  # both processes do it: one of them is first
         os.setpgid(pid, pid)
     if pid:
@@ -225,8 +222,7 @@ class ProcessPool:
                 if time.monotonic() > until:
                     os.kill(self.server_pid, signal.SIGKILL)
                 time.sleep(0.002)
-        while self.free:
-            self.free.pop().end()
+        self.free.clear()
 
     def ask(self, command: str, value: object = None, send: Connection | None = None) -> Any:
         """The fork server's answer; the clock of the calling task is paused meanwhile.

@@ -67,8 +67,8 @@ class Task:
     def time_out(self, stack: StackSummary) -> Failure:
         """Abandon it with the line that it has reached; returns its failure, which may be an earlier one."""
         if self.abandoned is None:
-            lines = [f"timed out: no answer within {self.timeout:g} s", users_line(stack)]
-            self.abandoned = Failure("timed_out", "\n".join(line for line in lines if line), "".join(stack.format()))
+            message = f"timed out: no answer within {self.timeout:g} s\n{users_line(stack)}".rstrip()
+            self.abandoned = Failure("timed_out", message, "".join(stack.format()))
         return self.abandoned
 
 

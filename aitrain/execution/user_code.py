@@ -16,7 +16,8 @@ from aitrain.packages import is_library, is_machinery
 
 def failure_message(what: str, error: BaseException) -> str:
     """Message such as `score_episode raised: ValueError: no such city`, with the user's line."""
-    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(first_of_group(error))) if line)
+    stack = traceback.extract_tb(first_of_group(error).__traceback__)
+    return f"{what}: {describe_error(error)}\n{users_line(stack)}".rstrip()
 
 
 @contextmanager
@@ -46,15 +47,9 @@ def first_of_group(error: BaseException) -> BaseException:
     return error
 
 
-def _where(error: BaseException) -> str:
-    """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
-    return users_line(traceback.extract_tb(error.__traceback__))
-
-
 def users_line(stack: traceback.StackSummary) -> str:
-    """Innermost line of the user's code in a stack, else of a library; empty if there is neither."""
+    """Innermost line of the user's code in a stack, else of a library; empty if there is neither:
+    `at hotel.py, line 12, in score_episode: return 1 / 0`."""
     frames = [frame for frame in stack if not is_machinery(frame.filename)]
     own = [frame for frame in frames if not is_library(frame.filename)] or frames
     if not own:
@@ -69,10 +64,10 @@ own_files: set[str] = set()
 _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
-def stack_of_thread(thread: threading.Thread | None) -> StackSummary:
+def stack_of_thread(thread: threading.Thread) -> StackSummary:
     """The present stack of a thread, outermost frame first."""
-    innermost = sys._current_frames().get((thread and thread.ident) or 0)
-    return StackSummary.extract(iter([*traceback.walk_stack(innermost)][::-1] if innermost else []))
+    innermost = sys._current_frames().get(thread.ident or 0)
+    return traceback.extract_stack(innermost) if innermost else StackSummary()
 
 
 def stack_of_awaitable(awaitable: Awaitable[object]) -> StackSummary:

@@ -127,7 +127,8 @@ class VLLMServer:
         variables = self.environment()
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._log = RedactedLog(self.log, variables)
-        self._tree = ProcessTree([*self.words(), GUARD], STOP_SECONDS, env=variables, stderr=self._log.pipe)
+        command, log = [*self.words(), GUARD], self._log.pipe
+        self._tree = ProcessTree(command, STOP_SECONDS, env=variables, stdout=log, stderr=log)
 
     def wait_until_healthy(self) -> None:
         """Wait until it answers.

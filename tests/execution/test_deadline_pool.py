@@ -37,9 +37,9 @@ def nothing_left() -> Iterator[None]:
     assert eventually(lambda: not threads())
 
 
-def threads() -> list[str]:
+def threads() -> list[threading.Thread]:
     own = [thread for thread in threading.enumerate() if thread not in FOREIGN]
-    return [thread.name for thread in own if re.fullmatch(r"environment-\d+", thread.name)]
+    return [thread for thread in own if thread.name == "environment-call"]
 
 
 def one(pool: Any, job: Callable[[], Any]) -> Outcome[Any]:
@@ -87,8 +87,11 @@ def test_a_call_whose_thread_ends_before_it_begins_is_made_by_another_one(monkey
     """As Python ends a thread that starts while another one sets a trace function."""
     monkeypatch.setattr(deadline_pool, "POLL", 0.01)
 
+    refused = list[threading.Thread]()
+
     def refuse_the_first(*_: object) -> None:
-        if threading.current_thread().name == "environment-1":
+        if threading.current_thread().name == "environment-call" and not refused:
+            refused.append(threading.current_thread())
             raise RuntimeError("Cannot install a trace function while another trace function is being installed")
 
     threading.settrace(refuse_the_first)
@@ -96,6 +99,7 @@ def test_a_call_whose_thread_ends_before_it_begins_is_made_by_another_one(monkey
         assert one(DeadlinePool(1, LONG), lambda: 7).value == 7
     finally:
         threading.settrace(None)
+    assert refused
 
 
 def test_a_call_that_hangs_times_out_and_its_thread_is_replaced_and_counted_until_it_ends(
@@ -121,8 +125,7 @@ def test_a_call_that_hangs_times_out_and_its_thread_is_replaced_and_counted_unti
     assert hung.is_running
     assert (pool.abandoned, pool.last_hang) == (1, second)
     (hanging,) = threads()
-    names = {outcome.value for outcome in pool.call_all([lambda: threading.current_thread().name] * 3)}
-    assert hanging not in names
+    assert hanging not in {outcome.value for outcome in pool.call_all([threading.current_thread] * 3)}
 
     over.set()
     assert eventually(lambda: pool.abandoned == 0)

@@ -50,14 +50,14 @@ while not os.path.exists("pid") or not open("pid").read():
 PARENT = """
 import math, os, sys
 from aitrain.execution.process_tree import ProcessTree
-tree = ProcessTree([sys.executable, "-c", sys.argv[2]], float(sys.argv[1]), env=os.environ, stderr=sys.stderr)
+tree = ProcessTree([sys.executable, "-c", sys.argv[2]], float(sys.argv[1]), env=os.environ)
 tree.wait()
 """
 
 
 def start(here: Path, code: str, patience: float = 0.0) -> ProcessTree:
     command = [sys.executable, "-c", BEGIN + code]
-    return ProcessTree(command, patience, env=os.environ, stderr=sys.__stderr__, stdout=subprocess.PIPE, cwd=str(here))  # type: ignore[arg-type]
+    return ProcessTree(command, patience, env=os.environ, stdout=subprocess.PIPE, cwd=str(here))
 
 
 def started(here: Path) -> psutil.Process:
