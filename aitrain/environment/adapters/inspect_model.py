@@ -1,7 +1,6 @@
 """The policy as a model of Inspect. What is used of Inspect's private API is imported here and in `inspect.py`, and
 nowhere else."""
 
-import json
 from collections.abc import Sequence
 
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, GenerateConfig, ModelAPI, ModelOutput, modelapi
@@ -51,8 +50,8 @@ def _as_openai(message: ChatMessage) -> JsonObject:
     if message.role == "tool":
         text = message.error.message if message.error else message.text
         return {"role": "tool", "content": text, "tool_call_id": message.tool_call_id, "name": message.function}
-    plain = {"role": message.role, "content": message.text}
-    for one in message.tool_calls or () if message.role == "assistant" else ():
-        function = {"name": one.function, "arguments": json.dumps(one.arguments)}
-        plain.setdefault("tool_calls", []).append({"id": one.id, "type": "function", "function": function})
-    return plain
+    called = [
+        {"id": one.id, "function": {"name": one.function, "arguments": one.arguments}}
+        for one in getattr(message, "tool_calls", None) or ()
+    ]
+    return {"role": message.role, "content": message.text, "tool_calls": called}
