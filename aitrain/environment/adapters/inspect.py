@@ -100,14 +100,13 @@ def score_of(values: Mapping[str, object], metrics: Mapping[str, float]) -> Scor
     Raises:
         ValueError: a value is no number and no word that counts as one.
     """
-    parts = {name: _numbers(name, value) for name, value in values.items()}
-    means = [mean for part in parts.values() if (mean := _mean(part.values())) is not None]
-    named = {name: number for part in parts.values() for name, number in part.items()}
-    return Score(_mean(means), {**named, **metrics})
+    parts = [_numbers(name, value) for name, value in values.items()]
+    named = {name: number for part in parts for name, number in part.items()}
+    return Score(_mean(_mean(part.values()) for part in parts), {**named, **metrics})
 
 
-def _mean(numbers: Iterable[float]) -> float | None:
-    known = [number for number in numbers if not math.isnan(number)]
+def _mean(numbers: Iterable[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None and not math.isnan(number)]
     return sum(known) / len(known) if known else None
 
 
