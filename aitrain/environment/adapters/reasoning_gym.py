@@ -7,7 +7,7 @@ the fields of the task's own configuration, such as `max_terms`.
 from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.adapters.settings import ChatMessage, PackageEnvironment, prompted
+from aitrain.environment.adapters.settings import JsonObject, PackageEnvironment, prompted
 from aitrain.errors import EnvironmentFailed
 
 
@@ -40,7 +40,7 @@ class ReasoningGym(PackageEnvironment):
         drawn = map(self.entry_at, range(self.size + self.few_shot))
         entries = list({(entry["question"], str(entry["answer"])): entry for entry in drawn}.values())
         asked = len(entries) - self.few_shot
-        solved: list[ChatMessage] = []
+        solved: list[JsonObject] = []
         for entry in entries[asked:]:
             answer = self.reference(entry)
             if answer is None:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
 
-ChatMessage = dict[str, object]
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
 
@@ -83,7 +82,7 @@ class Games(PackageEnvironment):
         return [{"prompt": prompt, "game_seed": self.seed + number} for number in range(self.size)]
 
 
-def prompted(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[ChatMessage]:
+def prompted(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[JsonObject]:
     """A prompt's messages with this system prompt in place of their own, if one is set."""
     messages = [dict(message) for message in prompt]
     if system is None:

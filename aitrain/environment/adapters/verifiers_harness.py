@@ -10,12 +10,12 @@ from verifiers.v1.harnesses.null import NullHarness
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 
-from aitrain.environment.adapters.settings import ChatMessage, prompted
+from aitrain.environment.adapters.settings import JsonObject, prompted
 from aitrain.environment.completion_parser import parse_call
 from aitrain.environment.contract import as_messages
 
 
-def messages_of(data: Any) -> list[ChatMessage]:
+def messages_of(data: Any) -> list[JsonObject]:
     """The messages that a task begins with."""
     asked = as_messages(data.prompt or [])
     wired = asked if isinstance(data.prompt, str) else list(map(message_to_wire, asked))
