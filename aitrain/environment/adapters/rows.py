@@ -85,22 +85,19 @@ class RowSource(AdaptedEnvironment):
                 parsed = json.loads(case[name])
                 if _are_messages(parsed) or (isinstance(parsed, Mapping) and "ground_truth" in parsed):
                     case[name] = parsed
-        messages: Any = case.get("messages")
-        question = case.get("question") or case.get("problem")
-        if "prompt" not in case and _are_messages(messages):
-            case["prompt"] = messages
-            if messages[-1]["role"] == "assistant":
-                case["prompt"] = messages[:-1]
-                case.setdefault("answer", messages[-1].get("content"))
-        elif "prompt" not in case and isinstance(question, str):
-            case["prompt"] = as_messages(question)
+        if "prompt" not in case:
+            asked = case.get("question") or case.get("problem")
+            case["prompt"] = case.get("messages") or (as_messages(asked) if isinstance(asked, str) else None)
+            if _are_messages(case["prompt"]) and case["prompt"][-1]["role"] == "assistant":
+                *case["prompt"], last = case["prompt"]
+                case.setdefault("answer", last.get("content"))
         truth = case.get("reward_model")
         if isinstance(truth, Mapping) and "ground_truth" in truth:
             case.setdefault("ground_truth", truth["ground_truth"])
         prompt = case.get("prompt")
         if not (_are_messages(prompt) or (isinstance(prompt, str) and prompt)):
             raise EnvironmentFailed(
-                f"{place}: no prompt (it has: {', '.join(map(str, case))})\nIt needs a column prompt, messages,"
+                f"{place}: no prompt (it has: {', '.join(map(str, row))})\nIt needs a column prompt, messages,"
                 ' question or problem; name another: --rl-env-config \'{"columns": {"question": "its name"}}\''
             )
         if self.system is not None:
