@@ -28,7 +28,7 @@ class Gymnasium(Games):
     def __post_init__(self) -> None:
         super().__post_init__()
         env, id, actions = self.make(), self.id, self.actions
-        if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
+        if "ansi" in getattr(env, "metadata", {}).get("render_modes", ()):
             self.arguments = {"render_mode": "ansi", **self.arguments}
         space: Any = getattr(env, "action_space", None)
         count = int(getattr(space, "n", 0))

@@ -61,7 +61,7 @@ class InspectTask(PackageEnvironment):
     def build_dataset(self) -> list[JsonObject]:
         """A row for each sample, with the sample in it; the solvers ask first."""
         rows = []
-        for number, sample in enumerate(self.choose(list(self.task.dataset))):
+        for number, sample in enumerate(self.choose(self.task.dataset)):
             given = {"id": number, **sample.model_dump(exclude_none=True)}
             if self.system is not None:
                 given["input"] = prompted(as_messages(given["input"]), self.system)

@@ -36,8 +36,10 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
             answer = await self.endpoint.chat(messages, tools=tools, trained=is_trained)
         except EpisodeTruncated as error:
             raise LimitExceededError("custom", value=0, limit=0, message=str(error)) from error
-        functions = [(call["id"], call["function"]) for call in answer.get("tool_calls") or ()]
-        calls = [parse_tool_call(id, function["name"], function["arguments"]) for id, function in functions]
+        calls = [
+            parse_tool_call(call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in answer.get("tool_calls") or ()
+        ]
         message = ChatMessageAssistant(
             content=answer["content"] or "", tool_calls=calls or None, model="policy", source="generate"
         )
