@@ -57,15 +57,12 @@ class RewardFunction(Judge):
             ValueError: the function returned another number of rewards.
         """
         count, logged = len(completions), defaultdict[str, list[float]](list)
-
-        def log_metric(name: str, value: float) -> None:
-            logged[name].append(value)
-
         arguments: Row = {name: [value] * count for name, value in case.items() if name not in NOT_PASSED}
         arguments |= {"prompts": [case["prompt"]] * count, "completions": completions}
         if environment is not None:
             arguments["environments"] = [environment] * count
-        arguments |= {"log_extra": lambda column, values: None, "log_metric": log_metric, "trainer_state": None}
+        arguments["log_metric"] = lambda name, value: logged[name].append(value)
+        arguments |= {"log_extra": lambda column, values: None, "trainer_state": None}
         if "completion_ids" in inspect.signature(self.function).parameters:
             texts = (one if isinstance(one, str) else one[-1]["content"] for one in completions)
             tokenized = (self.tokenizer(text, add_special_tokens=False) for text in texts)
@@ -86,15 +83,14 @@ class RewardFunction(Judge):
         values = [value for name, value in row.items() if name != "prompt" and isinstance(value, (str, int, float))]
         forms = [f"<answer>\\boxed{{{value}}}</answer>\n#### {value}" for value in values]
         texts = [*TRIED_ANSWERS, *map(str, values), *forms] * 2
-        answers: list[Completion] = [*texts]
-        if not isinstance(row["prompt"], str):
-            answers = [[{"role": "assistant", "content": text}] for text in texts]
+        is_text = isinstance(row["prompt"], str)
+        answers: list[Completion] = [text if is_text else [{"role": "assistant", "content": text}] for text in texts]
         try:
-            together = self.rewards(answers, row)
-            alone = [self.rewards([answer], row)[0] for answer in answers]
+            together = [one["score"] for one in self.rewards(answers, row)]
+            alone = [self.rewards([answer], row)[0]["score"] for answer in answers]
         except Exception:
             return replace(self, compares=True)
-        return replace(self, compares=[one["score"] for one in together] != [one["score"] for one in alone])
+        return replace(self, compares=together != alone)
 
 
 def reward_functions(

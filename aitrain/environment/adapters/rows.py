@@ -94,7 +94,7 @@ class RowSource(AdaptedEnvironment):
         truth = case.get("reward_model")
         if isinstance(truth, Mapping) and "ground_truth" in truth:
             case.setdefault("ground_truth", truth["ground_truth"])
-        prompt = case.get("prompt")
+        prompt: Any = case.get("prompt")
         if not (_are_messages(prompt) or (isinstance(prompt, str) and prompt)):
             raise EnvironmentFailed(
                 f"{place}: no prompt (it has: {', '.join(map(str, row))})\nIt needs a column prompt, messages,"
