@@ -69,8 +69,8 @@ class _TRLEpisode:
         self.made, self.judges, self.row = made, judges, row
         self.prompt = as_messages(row.get("prompt", []))
         if said is not None:  # appended to the last message, without a separator, as in TRL
-            last = self.prompt[-1] if self.prompt else {"role": "user", "content": type(said)()}
-            self.prompt = [*self.prompt[:-1], {**last, "content": last["content"] + said}]  # texts, or lists of parts
+            *before, last = self.prompt or [{"role": "user", "content": type(said)()}]
+            self.prompt = [*before, {**last, "content": last["content"] + said}]  # texts, or lists of parts
 
     def opening(self) -> list[dict[str, Any]] | None:
         """The prompt's last message, continued by what `reset` returned."""
