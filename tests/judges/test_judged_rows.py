@@ -59,6 +59,8 @@ def test_rows_that_no_judge_can_score_are_refused_before_training(here: Path) ->
         cases_of(made("rows:train.jsonl"))
     with pytest.raises(EnvironmentFailed, match="line 1: the judge exact needs a value in the column ground_truth"):
         cases_of(made("rows:train.jsonl", judges="exact"))
+    own = made("rows:train.jsonl", judges="own.py:brief")
+    assert own.reference(cases_of(own)[0].row) is None
 
 
 # -- aitrain env check

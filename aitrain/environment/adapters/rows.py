@@ -217,7 +217,7 @@ class JudgedRows(ScoredRows):
     def reference(self, case: Row) -> str | None:
         """The ground truth in the form of the row's rule; else the right answer of a row, or its ground truth."""
         truth = case.get("ground_truth")
-        for judge in self.score_episode.judges_of(case) if "ground_truth" in case else ():
+        for judge in self.score_episode.judges_of(case) if truth is not None else ():
             if judge.place in EXAMPLES:
                 return EXAMPLES[judge.place].format(truth)
-        return super().reference(case) or (str(truth) if "ground_truth" in case else None)
+        return super().reference(case) or (None if truth is None else str(truth))
