@@ -58,9 +58,6 @@ class RowSource(AdaptedEnvironment):
         names = [data] if isinstance(data, str) else data
         if not isinstance(names, list):
             raise ConfigError(f"rl_env_config: data must name a file, or a list of files; not {data!r}")
-        for name in names:
-            if is_file(name) and not Path(name).expanduser().is_file():
-                raise ConfigError(f"rl_env_config: data: {no_file(name)}")
         rows = [self.case(row, place) for name in names for place, row in read_rows(name, self.split)]
         if not rows:
             raise EnvironmentFailed(f"There are no rows in {', '.join(names)}")
@@ -116,6 +113,7 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
     each with its place for messages.
 
     Raises:
+        ConfigError: there is no such file.
         EnvironmentFailed: the file cannot be read.
     """
     if not is_file(name):
@@ -124,6 +122,8 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
             yield f"{name}, {split}, row {number}", row
         return
     file, place = Path(name).expanduser(), name
+    if not file.is_file():
+        raise ConfigError(f"rl_env_config: {no_file(name)}")
     try:
         if file.suffix.lower() == ".parquet":
             rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
