@@ -37,18 +37,18 @@ class ChatLoop(NullHarness):  # type: ignore[misc]
         messages = messages_of(data)
         servers_of_tools = {name: {"url": url, "timeout": 60} for name, url in mcp_urls.items()}
         async with AsyncExitStack() as stack:
-            tools, dispatch, servers = await connect_mcp({"mcpServers": servers_of_tools}, stack, set())
+            tools, dispatch, servers = await connect_mcp({"mcpServers": servers_of_tools}, stack)
             headers = {"Authorization": f"Bearer {secret}"}
             client = await stack.enter_async_context(httpx.AsyncClient(headers=headers, timeout=None))
             while True:
-                body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
+                body = {"model": ctx.model, "messages": messages, "tools": tools}
                 response = await client.post(f"{endpoint}/chat/completions", json=body)
                 if response.is_error:
-                    return ProgramResult(exit_code=1, stdout="", stderr=response.text)
+                    return ProgramResult(1, "", response.text)
                 message = response.json()["choices"][0]["message"]
                 messages.append(message)
                 if not message.get("tool_calls"):
-                    return ProgramResult(exit_code=0, stdout="", stderr="")
+                    return ProgramResult(0, "", "")
                 for part in message["tool_calls"]:
                     call = parse_call(part["function"])
                     if call.name not in dispatch:
