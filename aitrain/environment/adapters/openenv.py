@@ -84,8 +84,9 @@ class OpenEnv(ServerEnvironment):
             return {name: reply if self.fields[name].get("type") == "string" else json.loads(reply)}
         except ValueError:
             if name is None:
-                what = f"answer with a JSON object with the fields {', '.join(self.fields)}"
-                raise ActionRefusedError(what) from None
+                raise ActionRefusedError(
+                    f"answer with a JSON object with the fields {', '.join(self.fields)}"
+                ) from None
             return {name: reply.strip()}
 
     def text_of(self, observation: JsonMapping) -> str:

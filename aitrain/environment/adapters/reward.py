@@ -58,11 +58,15 @@ class RewardFunction(Judge):
         """
         count, logged = len(completions), defaultdict[str, list[float]](list)
         arguments: Row = {name: [value] * count for name, value in case.items() if name not in NOT_PASSED}
-        arguments |= {"prompts": [case["prompt"]] * count, "completions": completions}
+        arguments |= {
+            "prompts": [case["prompt"]] * count,
+            "completions": completions,
+            "log_extra": lambda column, values: None,
+            "log_metric": lambda name, value: logged[name].append(value),
+            "trainer_state": None,
+        }
         if environment is not None:
             arguments["environments"] = [environment] * count
-        arguments["log_metric"] = lambda name, value: logged[name].append(value)
-        arguments |= {"log_extra": lambda column, values: None, "trainer_state": None}
         if "completion_ids" in inspect.signature(self.function).parameters:
             texts = (one if isinstance(one, str) else one[-1]["content"] for one in completions)
             tokenized = (self.tokenizer(text, add_special_tokens=False) for text in texts)

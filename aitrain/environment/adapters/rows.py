@@ -194,8 +194,8 @@ class JudgedRows(ScoredRows):
         self.score_episode = load(self.judges)
         self.source_files = self.score_episode.source_files
         if self.score_range is None:
-            low, high = self.score_episode.score_range
-            self.score_range = (low, high) if math.isfinite(high - low) else "any"
+            bounds = self.score_episode.score_range
+            self.score_range = bounds if all(map(math.isfinite, bounds)) else "any"
         super().__post_init__()
         # code of the user's and math-verify may hang: a process can be ended
         if not any(judge.place == "math" or users_place(judge.place) for judge in self.score_episode):

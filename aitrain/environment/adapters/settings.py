@@ -78,8 +78,8 @@ class Games(PackageEnvironment):
 
     def build_dataset(self) -> list[dict[str, object]]:
         """One row for each game, with its seed, and no prompt but the system prompt."""
-        prompt = prompted([], self.system)
-        return [{"prompt": prompt, "game_seed": self.seed + number} for number in range(self.size)]
+        numbers = range(self.seed, self.seed + self.size)
+        return [{"prompt": prompted([], self.system), "game_seed": number} for number in numbers]
 
 
 def prompted(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[JsonObject]:

@@ -129,7 +129,7 @@ class VerifiersV1(VerifiersEnvironment):
         if self.size is None and is_endless:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
         is_cut = is_endless or self.seed is None  # a seed chooses among all tasks
-        self.tasks = list(islice(iter(self.env.taskset), self.size if is_cut else None))
+        self.tasks = list(islice(self.env.taskset, self.size if is_cut else None))
         self._starting = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
@@ -157,9 +157,8 @@ class VerifiersV1(VerifiersEnvironment):
         from aitrain.environment.adapters.verifiers_harness import messages_of
 
         rows: list[Message] = []
-        for data in (task.data for task in self.choose(self.tasks)):
-            if self.system is not None:
-                data = data.model_copy(update={"system_prompt": self.system})
+        for task in self.choose(self.tasks):
+            data = task.data if self.system is None else task.with_system_prompt(self.system).data
             answer = getattr(data, "answer", None)
             rows.append({"prompt": messages_of(data), "answer": answer, "vf_data": data.model_dump(mode="json")})
         return rows
