@@ -112,10 +112,10 @@ def _mean(numbers: Iterable[float | None]) -> float | None:
 
 def _numbers(name: str, value: object) -> dict[str, float]:
     """The numbers of a scorer's value by their names: one, or those of a dict or a list."""
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
     if isinstance(value, Mapping):
         return {key: number for part, one in value.items() for key, number in _numbers(f"{name}/{part}", one).items()}
-    if isinstance(value, (list, tuple)):
-        return _numbers(name, dict(enumerate(value)))
     if isinstance(value, str):
         value = VALUES.get(value, VALUES.get(value.lower(), value))
     try:

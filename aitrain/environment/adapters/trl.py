@@ -36,7 +36,8 @@ class TRLEnvironment(RowSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own, self.factory = parse_id(self.id), load_object(*parse_id(self.id)[0])
+        own = parse_id(self.id)
+        self.factory = load_object(*own[0])
         functions = reward_functions(self.rewards, self.weights) if self.rewards else []
         judges: list[Judge] = [*functions]
         if hasattr(self.factory, "get_reward"):
