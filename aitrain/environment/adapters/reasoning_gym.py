@@ -28,8 +28,9 @@ class ReasoningGym(PackageEnvironment):
         import reasoning_gym
 
         super().__post_init__()
-        size = self.size + self.few_shot
-        dataset = reasoning_gym.create_dataset(self.id, size=size, seed=self.seed, **self.arguments)
+        dataset = reasoning_gym.create_dataset(
+            self.id, size=self.size + self.few_shot, seed=self.seed, **self.arguments
+        )
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
     def build_dataset(self) -> list[dict[str, Any]]:

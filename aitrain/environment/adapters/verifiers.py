@@ -7,7 +7,6 @@ verifiers 0.3 and 0.4 have different APIs: LegacyVerifiers is for 0.3, Verifiers
 """
 
 import asyncio
-import copy
 import functools
 import inspect
 import os
@@ -172,7 +171,7 @@ class VerifiersV1(VerifiersEnvironment):
                 stack = AsyncExitStack()
                 await stack.enter_async_context(self.env.serving())
                 self._serving = stack
-        task = copy.copy(self.tasks[0])
+        task = self.tasks[0].with_data()
         task.data = type(task.data).model_validate(vf_data)
         os.environ[KEY] = endpoint.api_key
         ctx = ModelContext(endpoint.model, EvalClientConfig(base_url=endpoint.base_url, api_key_var=KEY))
