@@ -40,7 +40,8 @@ class Discrete:
         self.n, self.start = n, start
 
 class Text: ...
-class Box: ...
+class MultiBinary:
+    n = 2
 
 class Walk:
     metadata = {"render_modes": ["human", "ansi"]}
@@ -76,7 +77,7 @@ class Echo:
         return f"You said {action}.", 0.5, False, action == "stop", {}
 
 class Arm(Echo):
-    action_space = Box()
+    action_space = MultiBinary()
 """
 
 
@@ -133,6 +134,8 @@ def test_ids_settings_and_actions_are_checked_when_it_is_made() -> None:
         walk(arguments={"lenght": 3})
     with pytest.raises(ConfigError, match="has 2 actions"):
         walk(actions=["go"])
+    with pytest.raises(ConfigError, match="which no text names"):
+        made("gym:Arm-v1", score_range="any")
 
 
 def test_episodes_that_seed_the_global_generators_are_played_one_after_another() -> None:

@@ -55,8 +55,8 @@ def test_what_is_wrong_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"package": "no-such-package-of-weather"}, 'not installed\npip install "aitrain[weather]"'),
-        ({"versions": ">=99"}, f"works with pyyaml >=99\n{version('pyyaml')} is installed"),
+        ({"package": "no-such-package-of-weather"}, 'none is installed\npip install "aitrain[weather]"'),
+        ({"versions": ">=99"}, f"needs pyyaml >=99\n{version('pyyaml')} is installed"),
     ],
 )
 def test_a_missing_package_or_another_version_is_refused_before_the_import(

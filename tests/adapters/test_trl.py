@@ -65,7 +65,8 @@ def polite(completions, **kwargs):
 
 @pytest.fixture(autouse=True)
 def files(here: Path) -> None:
-    rows = [{"prompt": [{"role": "user", "content": "Use the tool."}], "target": number} for number in (2, 4)]
+    rows = [{"prompt": [{"role": "user", "content": "Use the tool."}], "target": 2}]
+    rows += [{"prompt": "Use the tool.", "target": 4}]
     write(here, {"my_envs.py": CLASSES, "rows.jsonl": json_lines(rows)})
 
 

@@ -55,10 +55,12 @@ def test_the_run_is_told_the_range_and_to_use_processes_for_code_that_may_hang()
 
 def test_rows_that_no_judge_can_score_are_refused_before_training(here: Path) -> None:
     write(here, {"train.jsonl": json_lines([{"prompt": "Say it.", "data_source": "chat", "ground_truth": None}])})
-    with pytest.raises(EnvironmentFailed, match="row 0: there is no judge for the data_source chat"):
+    with pytest.raises(EnvironmentFailed, match="line 1: there is no judge for the data_source chat"):
         cases_of(made("rows:train.jsonl"))
-    with pytest.raises(EnvironmentFailed, match=r"row 0: the judge exact needs a value in the column ground_truth"):
+    with pytest.raises(EnvironmentFailed, match="line 1: the judge exact needs a value in the column ground_truth"):
         cases_of(made("rows:train.jsonl", judges="exact"))
+    own = made("rows:train.jsonl", judges="own.py:brief")
+    assert own.reference(cases_of(own)[0].row) is None
 
 
 # -- aitrain env check

@@ -36,13 +36,11 @@ class Adapter:
         from packaging.specifiers import SpecifierSet
 
         found = version_of(self.package)
-        if found is None:
-            problem = f"{self.name} needs the package {self.package}, which is not installed"
-        elif not SpecifierSet(self.versions).contains(found, prereleases=True):
-            problem = f"{self.name} works with {self.package} {self.versions}, and {found} is installed"
-        else:
-            return
-        raise ConfigError(f'rl_env: {problem}\nInstall it with: pip install "aitrain[{self.name}]"')
+        if found is None or not SpecifierSet(self.versions).contains(found, prereleases=True):
+            raise ConfigError(
+                f"rl_env: {self.name} needs {self.package} {self.versions}, and {found or 'none'} is installed\n"
+                f'Install it with: pip install "aitrain[{self.name}]"'
+            )
 
 
 _ROOM = "aitrain.environment.adapters"

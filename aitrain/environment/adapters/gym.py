@@ -28,21 +28,23 @@ class Gymnasium(Games):
     def __post_init__(self) -> None:
         super().__post_init__()
         env, id, actions = self.make(), self.id, self.actions
-        if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
+        if "ansi" in getattr(env, "metadata", {}).get("render_modes", ()):
             self.arguments = {"render_mode": "ansi", **self.arguments}
         space: Any = getattr(env, "action_space", None)
-        count = int(getattr(space, "n", 0))
-        first = int(getattr(space, "start", 0)) if count else 0
-        if not count and space is not None and type(space).__name__ != "Text":
+        kind = type(space).__name__
+        if kind not in ("Discrete", "Text", "NoneType"):  # GEM's environments have none, and read text
             raise ConfigError(f"rl_env: {id} has actions of the kind {space}, which no text names")
-        if actions and len(actions) != count:
-            raise ConfigError(f"rl_env_config: {id} has {count} actions, and `actions` names {len(actions)}")
-        named = actions or list(map(str, range(first, first + count)))
-        self.numbers = {word.lower(): number for number, word in enumerate(named, first)}
+        numbers = range(space.start, space.start + space.n) if kind == "Discrete" else ()
+        if actions and len(actions) != len(numbers):
+            raise ConfigError(f"rl_env_config: {id} has {len(numbers)} actions, and `actions` names {len(actions)}")
+        named = actions or list(map(str, numbers))
+        self.numbers = {word.lower(): number for word, number in zip(named, numbers, strict=True)}
         words = "|".join(map(re.escape, sorted(self.numbers, key=len, reverse=True)))  # `go north` before `go`
         self.pattern = re.compile(rf"(?<![\w-])(?<!\d\.)(?:{words})(?!\w|\.\d)")
-        what = f"one of: {', '.join(actions)}" if actions else f"a number from {first} to {first + count - 1}"
-        self.instruction = f"Answer with {what}." if count else ""  # else the environment reads the whole answer
+        self.instruction = ""  # the environment reads the whole answer
+        if named:
+            what = f"one of: {', '.join(actions)}" if actions else f"a number from {named[0]} to {named[-1]}"
+            self.instruction = f"Answer with {what}."
         self.source_files = source_files((), [getattr(env, "unwrapped", env)], self.package)
         getattr(env, "close", lambda: None)()
 

@@ -61,7 +61,7 @@ class InspectTask(PackageEnvironment):
     def build_dataset(self) -> list[JsonObject]:
         """A row for each sample, with the sample in it; the solvers ask first."""
         rows = []
-        for number, sample in enumerate(self.choose(list(self.task.dataset))):
+        for number, sample in enumerate(self.choose(self.task.dataset)):
             given = {"id": number, **sample.model_dump(exclude_none=True)}
             if self.system is not None:
                 given["input"] = prompted(as_messages(given["input"]), self.system)
@@ -100,23 +100,22 @@ def score_of(values: Mapping[str, object], metrics: Mapping[str, float]) -> Scor
     Raises:
         ValueError: a value is no number and no word that counts as one.
     """
-    parts = {name: _numbers(name, value) for name, value in values.items()}
-    means = [mean for part in parts.values() if (mean := _mean(part.values())) is not None]
-    named = {name: number for part in parts.values() for name, number in part.items()}
-    return Score(_mean(means), {**named, **metrics})
+    parts = [_numbers(name, value) for name, value in values.items()]
+    named = {name: number for part in parts for name, number in part.items()}
+    return Score(_mean(_mean(part.values()) for part in parts), {**named, **metrics})
 
 
-def _mean(numbers: Iterable[float]) -> float | None:
-    known = [number for number in numbers if not math.isnan(number)]
+def _mean(numbers: Iterable[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None and not math.isnan(number)]
     return sum(known) / len(known) if known else None
 
 
 def _numbers(name: str, value: object) -> dict[str, float]:
     """The numbers of a scorer's value by their names: one, or those of a dict or a list."""
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
     if isinstance(value, Mapping):
         return {key: number for part, one in value.items() for key, number in _numbers(f"{name}/{part}", one).items()}
-    if isinstance(value, (list, tuple)):
-        return _numbers(name, dict(enumerate(value)))
     if isinstance(value, str):
         value = VALUES.get(value, VALUES.get(value.lower(), value))
     try:

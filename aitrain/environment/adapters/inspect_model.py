@@ -1,7 +1,6 @@
 """The policy as a model of Inspect. What is used of Inspect's private API is imported here and in `inspect.py`, and
 nowhere else."""
 
-import json
 from collections.abc import Sequence
 
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, GenerateConfig, ModelAPI, ModelOutput, modelapi
@@ -33,14 +32,14 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
         self.first = self.first or messages[0]
         is_trained = messages[0] == self.first and not sample_state().completed
         self.untrained += not is_trained
-        fields = {"name", "description", "parameters"}
-        schemas = [tool.model_dump(include=fields, exclude_none=True) for tool in tools]
         try:
-            answer = await self.endpoint.chat(messages, tools=schemas, trained=is_trained)
+            answer = await self.endpoint.chat(messages, tools=tools, trained=is_trained)
         except EpisodeTruncated as error:
             raise LimitExceededError("custom", value=0, limit=0, message=str(error)) from error
-        functions = [(call["id"], call["function"]) for call in answer.get("tool_calls") or ()]
-        calls = [parse_tool_call(id, function["name"], function["arguments"]) for id, function in functions]
+        calls = [
+            parse_tool_call(call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in answer.get("tool_calls") or ()
+        ]
         message = ChatMessageAssistant(
             content=answer["content"] or "", tool_calls=calls or None, model="policy", source="generate"
         )
@@ -51,8 +50,8 @@ def _as_openai(message: ChatMessage) -> JsonObject:
     if message.role == "tool":
         text = message.error.message if message.error else message.text
         return {"role": "tool", "content": text, "tool_call_id": message.tool_call_id, "name": message.function}
-    plain = {"role": message.role, "content": message.text}
-    for one in message.tool_calls or () if message.role == "assistant" else ():
-        function = {"name": one.function, "arguments": json.dumps(one.arguments)}
-        plain.setdefault("tool_calls", []).append({"id": one.id, "type": "function", "function": function})
-    return plain
+    called = [
+        {"id": one.id, "function": {"name": one.function, "arguments": one.arguments}}
+        for one in getattr(message, "tool_calls", None) or ()
+    ]
+    return {"role": message.role, "content": message.text, "tool_calls": called}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +83,7 @@ class NeMoGymSession:
     async def score(self) -> Score:
         """The server's reward, with the numbers beside it as metrics."""
         response = {
-            "id": "response", "created_at": time.time(), "model": "policy", "object": "response", "output": self.output,
+            "id": "response", "created_at": 0, "model": "policy", "object": "response", "output": self.output,
             "parallel_tool_calls": True, "tool_choice": "auto", "tools": self.tools,
         }  # fmt: skip
         verified = await self.server.json("POST", "/verify", {**self.task, "response": response})

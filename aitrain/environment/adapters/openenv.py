@@ -84,8 +84,9 @@ class OpenEnv(ServerEnvironment):
             return {name: reply if self.fields[name].get("type") == "string" else json.loads(reply)}
         except ValueError:
             if name is None:
-                what = f"answer with a JSON object with the fields {', '.join(self.fields)}"
-                raise ActionRefusedError(what) from None
+                raise ActionRefusedError(
+                    f"answer with a JSON object with the fields {', '.join(self.fields)}"
+                ) from None
             return {name: reply.strip()}
 
     def text_of(self, observation: JsonMapping) -> str:
@@ -101,7 +102,7 @@ class OpenEnvSession(RewardedEpisode):
 
     def __init__(self, owner: OpenEnv, reset: JsonObject) -> None:
         super().__init__(owner.rewards)
-        self.owner, self.reset, self.server = owner, reset, f"The OpenEnv server at {owner.url}"
+        self.owner, self.reset = owner, reset
         self.socket: Any = None
 
     async def ask(self, kind: str, data: JsonObject) -> JsonObject:
@@ -127,7 +128,7 @@ class OpenEnvSession(RewardedEpisode):
                 await self.socket.send(json.dumps({"type": kind, "data": data}))
             answer = json.loads(await self.socket.recv())
         except (OSError, WebSocketException) as error:
-            raise ConnectionError(f"{self.server} opened no session, or closed it: {error}") from error
+            raise ConnectionError(f"The server at {self.owner.url} opened no session, or closed it: {error}") from error
         content: JsonObject = answer["data"]
         if answer["type"] != "error":
             return content
@@ -137,7 +138,7 @@ class OpenEnvSession(RewardedEpisode):
             raise ActionRefusedError("; ".join(problems) or str(message))
         if code == "CAPACITY_REACHED":
             raise ConnectionError(
-                f"{self.server} has no session left: {message}\nStart it with create_app(..., max_concurrent_envs=N)"
+                f"The server has no session left: {message}\nStart it with create_app(..., max_concurrent_envs=N)"
                 " and SUPPORTS_CONCURRENT_SESSIONS, or play fewer episodes at once, with `sessions` in --rl-env-config."
             )
         raise RuntimeError(f"{kind} failed on the OpenEnv server: {code or 'ERROR'}: {message}")

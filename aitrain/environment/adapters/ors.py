@@ -37,8 +37,7 @@ class OpenRewardServer(ServerEnvironment):
         async with EnvServer(self.url) as server:
             self.env = self.env or (await server.json("GET", "/list_environments"))[0]
             count = (await server.json("POST", f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
-        prompt = prompted([], self.system)
-        return [{"prompt": prompt, "index": index} for index in self.choose(range(count))]
+        return [{"prompt": prompted([], self.system), "index": index} for index in self.choose(range(count))]
 
     def start(self, index: int) -> OpenRewardSession:
         """The session of a task."""

@@ -7,7 +7,7 @@ the fields of the task's own configuration, such as `max_terms`.
 from dataclasses import dataclass
 from typing import Any
 
-from aitrain.environment.adapters.settings import ChatMessage, PackageEnvironment, prompted
+from aitrain.environment.adapters.settings import JsonObject, PackageEnvironment, prompted
 from aitrain.errors import EnvironmentFailed
 
 
@@ -28,8 +28,9 @@ class ReasoningGym(PackageEnvironment):
         import reasoning_gym
 
         super().__post_init__()
-        size = self.size + self.few_shot
-        dataset = reasoning_gym.create_dataset(self.id, size=size, seed=self.seed, **self.arguments)
+        dataset = reasoning_gym.create_dataset(
+            self.id, size=self.size + self.few_shot, seed=self.seed, **self.arguments
+        )
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
     def build_dataset(self) -> list[dict[str, Any]]:
@@ -40,7 +41,7 @@ class ReasoningGym(PackageEnvironment):
         drawn = map(self.entry_at, range(self.size + self.few_shot))
         entries = list({(entry["question"], str(entry["answer"])): entry for entry in drawn}.values())
         asked = len(entries) - self.few_shot
-        solved: list[ChatMessage] = []
+        solved: list[JsonObject] = []
         for entry in entries[asked:]:
             answer = self.reference(entry)
             if answer is None:

@@ -47,28 +47,28 @@ class RewardFunction(Judge):
         """The reward of one answer, or those of a group, with what the function logs."""
         case = arguments["case"]
         if self.compares:
-            return self.rewards(arguments["completions"], arguments["texts"], case)
-        return self.rewards([arguments["completion"]], [arguments["text"]], case, arguments.get("environment"))[0]
+            return self.rewards(arguments["completions"], case)
+        return self.rewards([arguments["completion"]], case, arguments.get("environment"))[0]
 
-    def rewards(
-        self, completions: Sequence[Completion], texts: Sequence[str], case: Row, environment: object = None
-    ) -> list[dict[str, Any]]:
+    def rewards(self, completions: Sequence[Completion], case: Row, environment: object = None) -> list[dict[str, Any]]:
         """The rewards of several answers, each with the mean of what the function logs under a name, as in TRL.
 
         Raises:
             ValueError: the function returned another number of rewards.
         """
-        count, logged = len(texts), defaultdict[str, list[float]](list)
-
-        def log_metric(name: str, value: float) -> None:
-            logged[name].append(value)
-
+        count, logged = len(completions), defaultdict[str, list[float]](list)
         arguments: Row = {name: [value] * count for name, value in case.items() if name not in NOT_PASSED}
-        arguments |= {"prompts": [case["prompt"]] * count, "completions": completions}
+        arguments |= {
+            "prompts": [case["prompt"]] * count,
+            "completions": completions,
+            "log_extra": lambda column, values: None,
+            "log_metric": lambda name, value: logged[name].append(value),
+            "trainer_state": None,
+        }
         if environment is not None:
             arguments["environments"] = [environment] * count
-        arguments |= {"log_extra": lambda column, values: None, "log_metric": log_metric, "trainer_state": None}
         if "completion_ids" in inspect.signature(self.function).parameters:
+            texts = (one if isinstance(one, str) else one[-1]["content"] for one in completions)
             tokenized = (self.tokenizer(text, add_special_tokens=False) for text in texts)
             arguments["completion_ids"] = [tokens["input_ids"] for tokens in tokenized]
         rewards = list(run_if_async(self.function(**arguments_for(self.function, arguments))))
@@ -87,15 +87,14 @@ class RewardFunction(Judge):
         values = [value for name, value in row.items() if name != "prompt" and isinstance(value, (str, int, float))]
         forms = [f"<answer>\\boxed{{{value}}}</answer>\n#### {value}" for value in values]
         texts = [*TRIED_ANSWERS, *map(str, values), *forms] * 2
-        answers: list[Completion] = [*texts]
-        if not isinstance(row["prompt"], str):
-            answers = [[{"role": "assistant", "content": text}] for text in texts]
+        is_text = isinstance(row["prompt"], str)
+        answers: list[Completion] = [text if is_text else [{"role": "assistant", "content": text}] for text in texts]
         try:
-            together = self.rewards(answers, texts, row)
-            alone = [self.rewards([answer], [text], row)[0] for answer, text in zip(answers, texts, strict=True)]
+            together = [one["score"] for one in self.rewards(answers, row)]
+            alone = [self.rewards([answer], row)[0]["score"] for answer in answers]
         except Exception:
             return replace(self, compares=True)
-        return replace(self, compares=[one["score"] for one in together] != [one["score"] for one in alone])
+        return replace(self, compares=together != alone)
 
 
 def reward_functions(

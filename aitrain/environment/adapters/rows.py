@@ -40,31 +40,30 @@ class RowSource(AdaptedEnvironment):
     columns: Mapping[str, str] | None = None
     """New columns by the names of those they are copied from, as in {"solution": "reward_model.ground_truth"}."""
 
-    def cases(self, eval_data: Data | None = None) -> list[Row]:
-        """The rows of `data`, or of `eval_data`, as cases.
+    def cases(self) -> list[Row]:
+        """The chosen rows of `data`.
+
+        Raises:
+            ConfigError, EnvironmentFailed: see `cases_of`.
+        """
+        return self.choose(self.cases_of(self.data))
+
+    def cases_of(self, data: object) -> list[Row]:
+        """All rows of files or data sets, as cases.
 
         Raises:
             ConfigError: the data are of the wrong type, or a file does not exist.
             EnvironmentFailed: a file cannot be read, or a row is in none of the forms.
         """
-        rows = self.choose(self._rows(self.data)) if eval_data is None else self._rows(eval_data)
-        if self.system is None:
-            return rows
-        return [{**row, "prompt": prompted(as_messages(row["prompt"]), self.system)} for row in rows]
-
-    def _rows(self, data: object) -> list[Row]:
         names = [data] if isinstance(data, str) else data
         if not isinstance(names, list):
             raise ConfigError(f"rl_env_config: data must name a file, or a list of files; not {data!r}")
-        for name in names:
-            if is_file(name) and not Path(name).expanduser().is_file():
-                raise ConfigError(f"rl_env_config: data: {no_file(name)}")
-        rows = [self._case(row, place) for name in names for place, row in read_rows(name, self.split)]
+        rows = [self.case(row, place) for name in names for place, row in read_rows(name, self.split)]
         if not rows:
             raise EnvironmentFailed(f"There are no rows in {', '.join(names)}")
         return rows
 
-    def _case(self, row: Any, place: str) -> Row:
+    def case(self, row: Any, place: str) -> Row:
         """A row with `prompt` and the new columns, in whichever of the forms it is.
 
         Raises:
@@ -83,24 +82,23 @@ class RowSource(AdaptedEnvironment):
                 parsed = json.loads(case[name])
                 if _are_messages(parsed) or (isinstance(parsed, Mapping) and "ground_truth" in parsed):
                     case[name] = parsed
-        messages: Any = case.get("messages")
-        question = case.get("question") or case.get("problem")
-        if "prompt" not in case and _are_messages(messages):
-            case["prompt"] = messages
-            if messages[-1]["role"] == "assistant":
-                case["prompt"] = messages[:-1]
-                case.setdefault("answer", messages[-1].get("content"))
-        elif "prompt" not in case and isinstance(question, str):
-            case["prompt"] = as_messages(question)
+        if "prompt" not in case:
+            asked = case.get("question") or case.get("problem")
+            case["prompt"] = case.get("messages") or (as_messages(asked) if isinstance(asked, str) else None)
+            if _are_messages(case["prompt"]) and case["prompt"][-1]["role"] == "assistant":
+                *case["prompt"], last = case["prompt"]
+                case.setdefault("answer", last.get("content"))
         truth = case.get("reward_model")
         if isinstance(truth, Mapping) and "ground_truth" in truth:
             case.setdefault("ground_truth", truth["ground_truth"])
-        prompt = case.get("prompt")
+        prompt: Any = case.get("prompt")
         if not (_are_messages(prompt) or (isinstance(prompt, str) and prompt)):
             raise EnvironmentFailed(
-                f"{place}: no prompt (it has: {', '.join(map(str, case))})\nIt needs a column prompt, messages,"
+                f"{place}: no prompt (it has: {', '.join(map(str, row))})\nIt needs a column prompt, messages,"
                 ' question or problem; name another: --rl-env-config \'{"columns": {"question": "its name"}}\''
             )
+        if self.system is not None:
+            case["prompt"] = prompted(as_messages(prompt), self.system)
         return case
 
 
@@ -115,6 +113,7 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
     each with its place for messages.
 
     Raises:
+        ConfigError: there is no such file.
         EnvironmentFailed: the file cannot be read.
     """
     if not is_file(name):
@@ -123,6 +122,8 @@ def read_rows(name: str, split: str = "train") -> Iterator[tuple[str, Any]]:
             yield f"{name}, {split}, row {number}", row
         return
     file, place = Path(name).expanduser(), name
+    if not file.is_file():
+        raise ConfigError(f"rl_env_config: {no_file(name)}")
     try:
         if file.suffix.lower() == ".parquet":
             rows = import_module("pyarrow.parquet").read_table(file).to_pylist()
@@ -174,7 +175,7 @@ class ScoredRows(RowSource):
     @property
     def build_eval_dataset(self) -> Callable[[], list[Row]] | None:
         """The rows of `eval_data`; None without."""
-        return None if self.eval_data is None else partial(self.cases, self.eval_data)
+        return None if self.eval_data is None else partial(self.cases_of, self.eval_data)
 
     def reference(self, case: Row) -> str | None:
         """The right answer of a row, if it has one."""
@@ -193,31 +194,30 @@ class JudgedRows(ScoredRows):
         self.score_episode = load(self.judges)
         self.source_files = self.score_episode.source_files
         if self.score_range is None:
-            low, high = self.score_episode.score_range
-            self.score_range = (low, high) if math.isfinite(high - low) else "any"
+            bounds = self.score_episode.score_range
+            self.score_range = bounds if all(map(math.isfinite, bounds)) else "any"
         super().__post_init__()
         # code of the user's and math-verify may hang: a process can be ended
         if not any(judge.place == "math" or users_place(judge.place) for judge in self.score_episode):
             self.requirements = replace(self.requirements, isolation=None)
 
-    def cases(self, eval_data: Data | None = None) -> list[Row]:
-        """The rows, each of which judges can score.
+    def case(self, row: Any, place: str) -> Row:
+        """A row that judges can score.
 
         Raises:
-            ConfigError, EnvironmentFailed: see `RowSource.cases` and `Judges.check_row`.
+            ConfigError, EnvironmentFailed: see `RowSource.case` and `Judges.check_row`.
         """
-        rows = super().cases(eval_data)
-        for number, row in enumerate(rows):
-            try:
-                self.score_episode.check_row(row)
-            except EnvironmentFailed as error:
-                raise EnvironmentFailed(f"row {number}: {error}") from None
-        return rows
+        case = super().case(row, place)
+        try:
+            self.score_episode.check_row(case)
+        except EnvironmentFailed as error:
+            raise EnvironmentFailed(f"{place}: {error}") from None
+        return case
 
     def reference(self, case: Row) -> str | None:
         """The ground truth in the form of the row's rule; else the right answer of a row, or its ground truth."""
         truth = case.get("ground_truth")
-        for judge in self.score_episode.judges_of(case) if "ground_truth" in case else ():
+        for judge in self.score_episode.judges_of(case) if truth is not None else ():
             if judge.place in EXAMPLES:
                 return EXAMPLES[judge.place].format(truth)
-        return super().reference(case) or (str(truth) if "ground_truth" in case else None)
+        return super().reference(case) or (None if truth is None else str(truth))

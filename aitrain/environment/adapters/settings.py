@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
 
-ChatMessage = dict[str, object]
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
 
@@ -79,11 +78,11 @@ class Games(PackageEnvironment):
 
     def build_dataset(self) -> list[dict[str, object]]:
         """One row for each game, with its seed, and no prompt but the system prompt."""
-        prompt = prompted([], self.system)
-        return [{"prompt": prompt, "game_seed": self.seed + number} for number in range(self.size)]
+        numbers = range(self.seed, self.seed + self.size)
+        return [{"prompt": prompted([], self.system), "game_seed": number} for number in numbers]
 
 
-def prompted(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[ChatMessage]:
+def prompted(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[JsonObject]:
     """A prompt's messages with this system prompt in place of their own, if one is set."""
     messages = [dict(message) for message in prompt]
     if system is None:

@@ -61,8 +61,11 @@ class TextArena(Games):
         try:
             while not is_over:
                 player, messages = env.get_observation()
-                others = [(sender, str(text)) for sender, text, _ in messages if sender != player]
-                seen = [text if sender == GAME else f"[Player {sender}] {text}" for sender, text in others]
+                seen = [
+                    str(text) if sender == GAME else f"[Player {sender}] {text}"
+                    for sender, text, _ in messages
+                    if sender != player
+                ]
                 if player == self.seat:
                     action = yield "\n".join(seen) or "It is your turn."
                 else:

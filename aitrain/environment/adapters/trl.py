@@ -16,7 +16,7 @@ from typing import Any
 from aitrain.environment.adapters.reward import Completion, reward_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource
 from aitrain.environment.adapters.settings import prompted, seed_generators
-from aitrain.environment.contract import Prompt, Score
+from aitrain.environment.contract import Score, as_messages
 from aitrain.environment.judges.judge_set import ANY_SOURCE, Judge, Judges
 from aitrain.environment.user_modules import load_function, parse_id, source_files
 from aitrain.errors import ConfigError
@@ -51,9 +51,8 @@ class TRLEnvironment(RowSource):
         """The rows of `data`; without it, rows without a prompt, as `reset` says what is asked."""
         if self.data is None:
             return [{"prompt": prompted([], self.system), "trl_row": {}} for _ in range(self.size or 200)]
-        rows = self.cases()  # without the message that `reset` continues
-        prompts = [row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][:-1] for row in rows]
-        return [{**row, "prompt": prompt, "trl_row": row} for row, prompt in zip(rows, prompts, strict=True)]
+        # without the message that `reset` continues
+        return [{**row, "prompt": as_messages(row["prompt"])[:-1], "trl_row": row} for row in self.cases()]
 
     def start(self, trl_row: Row, seed: int) -> _TRLEpisode:
         """A new instance, reset with the row; what it draws there from the global random numbers is the same in all
@@ -68,17 +67,15 @@ class _TRLEpisode:
     """One instance of the class."""
 
     def __init__(self, made: Any, said: Any, judges: Judges, row: Row) -> None:
-        self.made, self.said, self.judges, self.row, self.reply = made, said, judges, row, ""
-        self.prompt: Prompt = row.get("prompt", [])
-        if isinstance(self.prompt, str):
-            self.prompt += str(said or "")
-        elif said is not None:  # appended to the last message, without a separator, as in TRL
-            last = self.prompt[-1] if self.prompt else {"role": "user", "content": type(said)()}
-            self.prompt = [*self.prompt[:-1], {**last, "content": last["content"] + said}]  # texts, or lists of parts
+        self.made, self.judges, self.row = made, judges, row
+        self.prompt = as_messages(row.get("prompt", []))
+        if said is not None:  # appended to the last message, without a separator, as in TRL
+            *before, last = self.prompt or [{"role": "user", "content": type(said)()}]
+            self.prompt = [*before, {**last, "content": last["content"] + said}]  # texts, or lists of parts
 
-    def opening(self) -> object:
-        """The prompt's last message, continued by what `reset` returned; for a prompt that is text, only that."""
-        return self.said if isinstance(self.prompt, str) else self.prompt[-1:] or None
+    def opening(self) -> list[dict[str, Any]] | None:
+        """The prompt's last message, continued by what `reset` returned."""
+        return self.prompt[-1:] or None
 
     def get_tools(self) -> list[Callable[..., Any]]:
         """The public methods of the class."""
@@ -87,13 +84,12 @@ class _TRLEpisode:
 
     def step(self, reply: str) -> None:
         """An answer without a call is the last one."""
-        self.reply = reply
 
     def score(self, completion: Completion) -> Score:
         """The weighted sum of the reward functions' rewards, and of the class's own with the weight 1. As in TRL, the
         functions get the whole conversation, with calls of tools and their results."""
         case = {**self.row, "prompt": self.prompt}
-        return self.judges(completion=completion, text=self.reply, case=case, environment=self.made)
+        return self.judges(completion=completion, case=case, environment=self.made)
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,23 +7,22 @@ verifiers 0.3 and 0.4 have different APIs: LegacyVerifiers is for 0.3, Verifiers
 """
 
 import asyncio
-import copy
 import functools
 import inspect
 import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any  # also for the objects of verifiers, which have no types here
 
-from aitrain.environment.adapters.settings import JsonMapping, PackageEnvironment, prompted
+from aitrain.environment.adapters.settings import PackageEnvironment, prompted
 from aitrain.environment.contract import Score, arguments_for, as_messages
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.session import Message
-from aitrain.environment.user_modules import module_specs, package_files
+from aitrain.environment.user_modules import package_files
 from aitrain.errors import ConfigError
 from aitrain.execution.process_tree import on_stop_signals
 from aitrain.packages import version_of
@@ -39,8 +38,8 @@ class VerifiersEnvironment(PackageEnvironment):
         super().__post_init__()
         # the id may name an owner, a version or an environment around a taskset
         name = self.id.rpartition("+")[2].rsplit("/", 1)[-1].partition("@")[0]
-        module = name.replace("-", "_")
-        self.source_files = package_files(module) if module_specs(module) else []
+        with suppress(ConfigError):  # one that verifiers has itself
+            self.source_files = package_files(name.replace("-", "_"))
 
 
 async def reward_of(rubric: Any, func: Any, state: Any) -> float:
@@ -117,7 +116,6 @@ class LegacyVerifiers(VerifiersEnvironment):
 
 
 HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
-LOCAL = {"type": "subprocess"}
 
 
 class VerifiersV1(VerifiersEnvironment):
@@ -125,24 +123,41 @@ class VerifiersV1(VerifiersEnvironment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.env = _load_v1(self.id, self.arguments)
+        self.env = self.load()
         is_endless = self.env.taskset.INFINITE
         if self.size is None and is_endless:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
         is_cut = is_endless or self.seed is None  # a seed chooses among all tasks
-        self.tasks = list(islice(iter(self.env.taskset), self.size if is_cut else None))
-        self.template = self.tasks[0]
+        self.tasks = list(islice(self.env.taskset, self.size if is_cut else None))
         self._starting = asyncio.Lock()
         self._serving: AsyncExitStack | None = None
+
+    def load(self) -> Any:
+        """The environment of the taskset, whose agents run the chat loop in this process."""
+        from verifiers.v1.configs.agent import agent_config_fields
+        from verifiers.v1.utils.loaders import env_config_type, load_environment
+
+        from aitrain.environment.adapters import verifiers_harness
+
+        sys.modules[HARNESS] = verifiers_harness
+        # the tool servers of a taskset are programs that import its module
+        paths = filter(None, (os.environ.get("PYTHONPATH"), os.getcwd()))
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        env, _, taskset = self.id.rpartition("+")
+        fields: Any = env_config_type(taskset, env)
+        local = {"type": "subprocess"}
+        agents = {name: {"harness": {"id": HARNESS}, "runtime": local} for name in agent_config_fields(fields())}
+        return load_environment(
+            fields.model_validate({"id": env, "taskset": {"id": taskset, **self.arguments}, **agents})
+        )
 
     def build_dataset(self) -> list[Message]:
         """One row for each task, with the task's data in it."""
         from aitrain.environment.adapters.verifiers_harness import messages_of
 
         rows: list[Message] = []
-        for data in (task.data for task in self.choose(self.tasks)):
-            if self.system is not None:
-                data = data.model_copy(update={"system_prompt": self.system})
+        for task in self.choose(self.tasks):
+            data = task.data if self.system is None else task.with_system_prompt(self.system).data
             answer = getattr(data, "answer", None)
             rows.append({"prompt": messages_of(data), "answer": answer, "vf_data": data.model_dump(mode="json")})
         return rows
@@ -156,7 +171,7 @@ class VerifiersV1(VerifiersEnvironment):
                 stack = AsyncExitStack()
                 await stack.enter_async_context(self.env.serving())
                 self._serving = stack
-        task = copy.copy(self.template)
+        task = self.tasks[0].with_data()
         task.data = type(task.data).model_validate(vf_data)
         os.environ[KEY] = endpoint.api_key
         ctx = ModelContext(endpoint.model, EvalClientConfig(base_url=endpoint.base_url, api_key_var=KEY))
@@ -172,22 +187,6 @@ class VerifiersV1(VerifiersEnvironment):
         """Stop what the episodes shared."""
         if self._serving is not None:
             await self._serving.aclose()
-
-
-def _load_v1(id: str, arguments: JsonMapping) -> Any:
-    from verifiers.v1.configs.agent import agent_config_fields
-    from verifiers.v1.utils.loaders import env_config_type, load_environment
-
-    from aitrain.environment.adapters import verifiers_harness
-
-    sys.modules[HARNESS] = verifiers_harness
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if os.getcwd() not in paths:  # the tool servers of a taskset are programs that import its module
-        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, paths), os.getcwd()])
-    env, _, taskset = id.rpartition("+")
-    fields: Any = env_config_type(taskset, env)
-    agents = {name: {"harness": {"id": HARNESS}, "runtime": LOCAL} for name in agent_config_fields(fields())}
-    return load_environment(fields.model_validate({"id": env, "taskset": {"id": taskset, **arguments}, **agents}))
 
 
 Verifiers = VerifiersV1 if str(version_of("verifiers")).startswith("0.4") else LegacyVerifiers

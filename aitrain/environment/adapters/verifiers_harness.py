@@ -10,12 +10,12 @@ from verifiers.v1.harnesses.null import NullHarness
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 
-from aitrain.environment.adapters.settings import ChatMessage, prompted
+from aitrain.environment.adapters.settings import JsonObject, prompted
 from aitrain.environment.completion_parser import parse_call
 from aitrain.environment.contract import as_messages
 
 
-def messages_of(data: Any) -> list[ChatMessage]:
+def messages_of(data: Any) -> list[JsonObject]:
     """The messages that a task begins with."""
     asked = as_messages(data.prompt or [])
     wired = asked if isinstance(data.prompt, str) else list(map(message_to_wire, asked))
@@ -37,18 +37,18 @@ class ChatLoop(NullHarness):  # type: ignore[misc]
         messages = messages_of(data)
         servers_of_tools = {name: {"url": url, "timeout": 60} for name, url in mcp_urls.items()}
         async with AsyncExitStack() as stack:
-            tools, dispatch, servers = await connect_mcp({"mcpServers": servers_of_tools}, stack, set())
+            tools, dispatch, servers = await connect_mcp({"mcpServers": servers_of_tools}, stack)
             headers = {"Authorization": f"Bearer {secret}"}
             client = await stack.enter_async_context(httpx.AsyncClient(headers=headers, timeout=None))
             while True:
-                body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
+                body = {"model": ctx.model, "messages": messages, "tools": tools}
                 response = await client.post(f"{endpoint}/chat/completions", json=body)
                 if response.is_error:
-                    return ProgramResult(exit_code=1, stdout="", stderr=response.text)
+                    return ProgramResult(1, "", response.text)
                 message = response.json()["choices"][0]["message"]
                 messages.append(message)
                 if not message.get("tool_calls"):
-                    return ProgramResult(exit_code=0, stdout="", stderr="")
+                    return ProgramResult(0, "", "")
                 for part in message["tool_calls"]:
                     call = parse_call(part["function"])
                     if call.name not in dispatch:
