@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case
@@ -54,30 +53,31 @@ class Earned:
 
     what: str
     shares: list[float]
-    """One for each try, and 0 for a case for which the reply cannot be made."""
     best: Episode
+    of: int
+    """Number of tries, or of cases; a case for which the reply cannot be made counts as a score of 0."""
 
     @property
     def mean(self) -> float:
-        """Mean share."""
-        return fmean(self.shares)
+        """Mean share over the cases."""
+        return math.fsum(self.shares) / self.of
 
     @property
     def passes(self) -> int:
-        """Number of shares with which it passes."""
+        """In how many cases it passes."""
         return sum(share >= PASS for share in self.shares)
 
 
 def earned(subject: Subject, replies: Replies) -> list[Earned]:
     """Play replies, and collect by their kind what they earned, highest first; all of their cases count for each."""
     plays = list(replies)
-    cases = len({case.number for _, case, _ in plays})
+    of = len({case.number for _, case, _ in plays})
     found: dict[str, list[tuple[float, Episode]]] = {}
     for (what, _, _), episode in zip(plays, subject.play((case, policy) for _, case, policy in plays), strict=True):
         if (share := subject.share(episode)) is not None:
             found.setdefault(what, []).append((share, episode))
     kinds = [
-        Earned(what, [*(share for share, _ in got), *[0.0] * (cases - len(got))], max(got, key=lambda pair: pair[0])[1])
+        Earned(what, [share for share, _ in got], max(got, key=lambda pair: pair[0])[1], max(of, len(got)))
         for what, got in found.items()
     ]
     return sorted(kinds, key=lambda one: (one.passes, one.mean), reverse=True)
@@ -89,7 +89,7 @@ class ReplyProbe:
 
     replies: Callable[[Subject], Replies]
     what: str
-    """What was found: a format of the `worst` kind, `of` how many, its best `reply`, and what is `plain`."""
+    """What was found: a format of the `worst` kind, its best `reply`, and the mean of the `plain` ones."""
     why: str
     fix: str
     passing: Mapping[Level, float] = field(default_factory=dict)
@@ -111,12 +111,12 @@ class ReplyProbe:
         kinds = earned(subject, self.replies(subject))
         if not kinds:
             raise NotCheckedError(NO_SCALE)
-        worst, of = kinds[0], len(kinds[0].shares)
+        worst = kinds[0]
         for level in LEVELS:
-            passes = worst.passes / of >= self.passing.get(level, math.inf)
+            passes = worst.passes / worst.of >= self.passing.get(level, math.inf)
             if passes or worst.mean - plain >= self.paying.get(level, math.inf):
                 reply = quoted("".join(replied(worst.best)[-1:]))
-                what = self.what.format(worst=worst, of=of, reply=reply, plain=plain)
+                what = self.what.format(worst=worst, reply=reply, plain=plain)
                 level = "info" if self.is_mild(subject, worst) else level
                 yield EnvFinding(level, what, self.why, self.fix, worst.best.case.case_idx)
                 return
@@ -251,8 +251,8 @@ PROBES = (
         "replies without content earn nothing",
         ReplyProbe(
             _contentless,
-            "The reply {worst.what} earns {worst.mean:.0%} of the full score, and all of it in {worst.passes} of {of}"
-            " cases.",
+            "The reply {worst.what} earns {worst.mean:.0%} of the full score, and all of it in {worst.passes} of"
+            " {worst.of} cases.",
             "The policy is paid for saying nothing, and learns that first.",
             f"Return 0 for a reply without an answer, and at most {FORMAT_BONUS:.0%} of the score for the format.",
             passing={"fail": 0.5, "warning": ANY},
@@ -265,7 +265,7 @@ PROBES = (
         "another case's answer does not pass",
         ReplyProbe(
             _other_answers,
-            "The right answer of another case gets full score in {worst.passes} of {of} tries: {reply}.",
+            "The right answer of another case gets full score in {worst.passes} of {worst.of} tries: {reply}.",
             "The score hardly depends on the case: one answer for all of them is enough.",
             "Compare with what this case asks for. If several answers are right, this is no mistake.",
             passing={"fail": MOST, "warning": 0.51, "info": ANY},
@@ -276,7 +276,7 @@ PROBES = (
         "a wrong answer in the right format does not pass",
         ReplyProbe(
             _ending_in(lambda _, reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply)))),
-            "A wrong answer in the right format gets full score in {worst.passes} of {of} cases: {reply}.",
+            "A wrong answer in the right format gets full score in {worst.passes} of {worst.of} cases: {reply}.",
             "The policy learns the format and nothing else.",
             "Compare the answer itself, not only that there is one.",
             passing={"warning": 0.5, "info": 0.1},
@@ -288,8 +288,8 @@ PROBES = (
         "a list of answers does not pass",
         ReplyProbe(
             _ending_in(_several),
-            "A reply that lists several answers gets full score in {worst.passes} of {of} cases if the right one is"
-            " among them: {reply}.",
+            "A reply that lists several answers gets full score in {worst.passes} of {worst.of} cases if the right one"
+            " is among them: {reply}.",
             "The policy learns to list candidates instead of deciding.",
             "Extract one answer, such as the last one after a mark, and compare it as a whole.",
             passing={"fail": 0.5, "warning": ANY},
@@ -301,7 +301,7 @@ PROBES = (
         "a rejected answer does not pass",
         ReplyProbe(
             _ending_in(_denied),
-            "A reply that rejects the right answer gets full score in {worst.passes} of {of} cases: {reply}.",
+            "A reply that rejects the right answer gets full score in {worst.passes} of {worst.of} cases: {reply}.",
             "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
             "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
             passing={"warning": 0.25},
