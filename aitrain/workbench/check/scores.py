@@ -135,13 +135,14 @@ REMEDIES = {
 def exceptions(subject: Subject) -> Iterator[EnvFinding]:
     """All replies get a score in the range: nothing raises or hangs, and no service fails that the environment asks."""
     try:
-        replies = {case.number: script.replies[-1] for case, script in subject.decided}
         for case in subject.sample[:2]:
             # a column is often the right answer, and there may be no reference
             texts = [*HOSTILE, *subject.tool_calls, *(str(value)[:2000] for value in case.row.values())]
-            if reply := replies.get(case.number):
-                texts += [*(rewrapped(reply, text) for text in HOSTILE_ANSWERS), core_of(reply), *reply.split()[-1:]]
             subject.play((case, Constant(text)) for text in texts)
+        for case, script in subject.decided[:2]:
+            reply = script.replies[-1]
+            texts = [*(rewrapped(reply, text) for text in HOSTILE_ANSWERS), core_of(reply), *reply.split()[-1:]]
+            subject.play((case, script.ending_in(text)) for text in texts)
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
 
@@ -217,10 +218,9 @@ def difference(before: Episode, after: Episode) -> tuple[float, str]:
     """By how much the scores of two episodes with the same replies differ, infinite for other conversations or where
     only one failed; and what they got. An episode whose score is unknown differs from none."""
     results = before.result, after.result
-    failures = [result.failure for result in results if result.failure]
+    failures = [result.failure for result in results if result.failure and result.failure.kind != "server"]
     scores = [result.score for result in results if result.score is not None]
-    is_known = len(failures) + len(scores) == 2 and all(failure.kind != "server" for failure in failures)
-    if not is_known or not scores:
+    if len(failures) + len(scores) < 2 or not scores:
         return 0.0, ""
     one, other = ([message.get("content") for message in episode.conversation] for episode in (before, after))
     if one != other:
