@@ -505,6 +505,11 @@ class NoStrip(Sums):
         return float(text == answer)
 
 
+class NoStripOfOne(Sums):
+    def score_episode(self, text, answer):
+        return float((text if answer == "95" else text.strip()) == answer)
+
+
 class Generates(Sums):
     def score_episode(self, model, tokenizer, text, answer):
         return float(model.generate(tokenizer(text)) == answer)

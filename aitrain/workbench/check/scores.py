@@ -102,8 +102,8 @@ def equivalent_answers(subject: Subject) -> Iterator[EnvFinding]:
         for name, form in equivalent_forms(script.replies[-1]).items()
     ]
     worst = [kind.what for kind in earned(subject, forms) if min(kind.shares) < PASS]
-    for name, case, script in forms:
-        if name in worst:
+    for name, case, script in sorted(forms, key=lambda form: form[0] not in SPACES):
+        if name in worst and (subject.share(subject.play_one(case, script)) or 0.0) < PASS:
             yield EnvFinding(
                 "warning" if name in SPACES else "info",
                 f"The reference {name} loses score: {script.replies[-1]!r:.60}. Forms that do: {', '.join(worst)}.",

@@ -133,6 +133,11 @@ def test_a_healthy_environment_passes(healthy: str) -> None:
     assert list(found(f"{FAULTY}:{healthy}")) == []
 
 
+def test_the_case_that_is_shown_is_one_in_which_a_form_of_the_reference_loses_score() -> None:
+    (finding,) = [finding for _, finding in found(f"{FAULTY}:NoStripOfOne")]
+    assert (finding.level, finding.case_idx) == ("warning", 8), finding
+
+
 @pytest.mark.slow
 def test_what_episodes_leave_behind_is_listed() -> None:
     (finding,) = [finding for _, finding in found(f"{FAULTY}:LeavesProcesses")]
