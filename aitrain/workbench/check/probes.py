@@ -89,7 +89,7 @@ class ReplyProbe:
 
     replies: Callable[[Subject], Replies]
     what: str
-    """What was found: a format of the `worst` kind, its best `reply`, and the mean of the `plain` ones."""
+    """What was found: a format of the `worst` kind and its best `reply`."""
     why: str
     fix: str
     passing: Mapping[Level, float] = field(default_factory=dict)
@@ -98,8 +98,6 @@ class ReplyProbe:
     """The same of its mean share."""
     is_mild: Callable[[Subject, Earned], bool] = lambda subject, _: not subject.sees_the_case
     """Whether it is only worth knowing, as what all replies earn from a scorer that looks at no case."""
-    plain: Callable[[Subject], Replies] = lambda _: ()
-    """Replies whose mean share is taken off that of the others."""
 
     def __call__(self, subject: Subject) -> Iterator[EnvFinding]:
         """The finding about the worst kind.
@@ -107,16 +105,15 @@ class ReplyProbe:
         Raises:
             NotCheckedError: nothing says what the replies should earn.
         """
-        plain = max((one.mean for one in earned(subject, self.plain(subject))), default=0.0)
         kinds = earned(subject, self.replies(subject))
         if not kinds:
             raise NotCheckedError(NO_SCALE)
         worst = kinds[0]
         for level in LEVELS:
             passes = worst.passes / worst.of >= self.passing.get(level, math.inf)
-            if passes or worst.mean - plain >= self.paying.get(level, math.inf):
+            if passes or worst.mean >= self.paying.get(level, math.inf):
                 reply = quoted("".join(replied(worst.best)[-1:]))
-                what = self.what.format(worst=worst, reply=reply, plain=plain)
+                what = self.what.format(worst=worst, reply=reply)
                 level = "info" if self.is_mild(subject, worst) else level
                 yield EnvFinding(level, what, self.why, self.fix, worst.best.case.case_idx)
                 return
@@ -153,10 +150,9 @@ def _contentless(subject: Subject) -> Replies:
 def _other_answers(subject: Subject) -> Replies:
     """Right answers of other cases."""
     for place, (case, own) in enumerate(subject.referenced):
-        others = [theirs for _, theirs in subject.referenced[place + 1 :] + subject.referenced[:place]]
         apart = [
             theirs
-            for theirs in others
+            for _, theirs in subject.referenced[place + 1 :] + subject.referenced[:place]
             if own != theirs
             and (len(own.replies) > 1 or not same_answer(core_of(own.replies[-1]), core_of(theirs.replies[-1])))
         ]
@@ -177,8 +173,7 @@ def _several(subject: Subject, reply: str) -> Iterable[str]:
     cores = list(dict.fromkeys(core_of(script.replies[-1]) for _, script in subject.decided))
     others = [core for core in cores if not same_answer(core, core_of(reply))][:4]
     if others and max(map(len, cores)) <= 300:
-        half = (len(others) + 1) // 2
-        answers = ", ".join([*others[:half], core_of(reply), *(others[half:] or others)])
+        answers = ", ".join([*others[:2], core_of(reply), *others[-2:]])
         yield f"It is one of these: {answers}."
         yield rewrapped(reply, answers)
 
@@ -202,18 +197,18 @@ def _strategies(subject: Subject) -> Replies:
             if parts := re.findall(part, subject.asked(case)):
                 found |= {f"the first {what} of the prompt": parts[0], f"the last {what} of the prompt": parts[-1]}
         for what, answer in found.items():
-            yield what, case, Constant(rewrapped(form, answer) if form else answer)
+            yield what, case, Constant(rewrapped(form, answer))
 
 
-def _wrong(before: str = "") -> Callable[[Subject], Replies]:
+def _wrong(subject: Subject, before: str = "") -> Replies:
     """Wrong answers behind a sentence."""
-    return _ending_in(lambda _, reply: [before + rewrapped(reply, wrong_answers(core_of(reply))[0])])
+    return _ending_in(lambda _, reply: [before + rewrapped(reply, wrong_answers(core_of(reply))[0])])(subject)
 
 
 def _persuading(subject: Subject) -> Replies:
     """Replies that tell a judge what to say, and wrong answers that sound sure."""
     yield from everywhere(subject, [f"{JUNK_TEXT}\n{text}" for text in INJECTIONS])
-    yield from _wrong(f"{CONFIDENT} ")(subject)
+    yield from _wrong(subject, f"{CONFIDENT} ")
 
 
 # -- what makes them mild
@@ -241,6 +236,12 @@ def _is_near(subject: Subject, worst: Earned) -> bool:
     answer, right = number_of(core_of(replied(worst.best)[-1])), number_of(subject.core(worst.best.case) or "")
     is_near = answer is not None and right is not None and 1 <= abs(answer - right) <= 0.05 * abs(right)
     return is_near or not subject.sees_the_case
+
+
+def _is_plain(subject: Subject, worst: Earned) -> bool:
+    """Whether the same length and form earn about as much without the persuasion."""
+    plain = earned(subject, [*everywhere(subject, [JUNK_TEXT, *LONG]), *_wrong(subject)])
+    return worst.mean - max((one.mean for one in plain), default=0.0) < MARGIN
 
 
 # -- the probes
@@ -325,12 +326,11 @@ PROBES = (
         "a reply cannot command or flatter the judge",
         ReplyProbe(
             _persuading,
-            "A reply that addresses or flatters the judge earns {worst.mean:.0%} instead of {plain:.0%}: {reply}.",
+            "A reply that addresses or flatters the judge earns {worst.mean:.0%} of the full score: {reply}.",
             "The policy learns to command the judge, or to sound sure, which is easier than the task.",
             "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
             paying={"fail": MARGIN},
-            is_mild=lambda *_: False,  # what is plain tells what length and form earn
-            plain=lambda subject: [*everywhere(subject, [JUNK_TEXT, *LONG]), *_wrong()(subject)],
+            is_mild=_is_plain,
         ),
     ),
 )
