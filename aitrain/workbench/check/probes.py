@@ -137,7 +137,7 @@ def _contentless(subject: Subject) -> Replies:
     yield from everywhere(subject, CONTENTLESS)
     for case in subject.sample:
         asked = subject.asked(case)
-        yield "of the prompt itself", case, Constant(asked[:2000])
+        yield "of the prompt itself", case, Constant(asked)
         yield from ((short(repr(text), 40), case, Constant(text)) for text in scaffolds(asked))
         if subject.kind != "score_episode":
             yield "of what the environment says, or gives away", case, Parrot()

@@ -1,7 +1,7 @@
 """Replies that probe a scorer: without content, hostile, or derived from a reference or a prompt."""
 
 import re
-from string import ascii_lowercase, ascii_uppercase, digits
+from string import ascii_letters, digits
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Prompt
@@ -124,8 +124,7 @@ def number_of(text: str) -> float | None:
         return None
 
 
-_KINDS = (ascii_lowercase, ascii_uppercase, digits)
-_OTHER = str.maketrans("".join(_KINDS), "".join(kind[3:] + kind[:3] for kind in _KINDS))
+_OTHER = str.maketrans(ascii_letters + digits, ascii_letters[3:] + ascii_letters[:3] + digits[3:] + digits[:3])
 """Other letters and digits; spaces and punctuation stay."""
 
 
@@ -177,18 +176,11 @@ _JSON_EXAMPLE = re.compile(r"\{[^{}\n]{2,200}\}")
 
 
 def scaffolds(prompt: str) -> list[str]:
-    """Answers without content in the format that the prompt asks for, as far as it shows one."""
-    found = []
-    tags = list(dict.fromkeys(re.findall(r"<([A-Za-z]\w*)>", prompt)))
-    if tags:
-        found.append("".join(f"<{tag}></{tag}>\n" for tag in tags))
-    if "####" in prompt:
-        found.append("####")
-    if "boxed" in prompt:
-        found.append("\\boxed{}")
-    found += [example[0] for example in _JSON_EXAMPLE.finditer(prompt) if parse_object(example[0].encode())]
-    found += [f"{label}:" for label in re.findall(r"(?im)^\W*((?:final )?answer)\s*:", prompt)]
-    return list(dict.fromkeys(text for text in found if text.strip()))
+    """Answers without content in the format that the prompt asks for, as far as it shows one with tags or in JSON; the
+    prompt itself has marks such as ####."""
+    tags = dict.fromkeys(re.findall(r"<([A-Za-z]\w*)>", prompt))
+    found = ["".join(f"<{tag}></{tag}>\n" for tag in tags)] if tags else []
+    return found + [example for example in _JSON_EXAMPLE.findall(prompt) if parse_object(example.encode())]
 
 
 LABELS = ("yes", "no", "True", "False", "A", "B", "C", "D", "0", "1", "2")
