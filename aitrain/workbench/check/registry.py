@@ -83,8 +83,8 @@ def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
         if check.needs_scores and subject.model.used:
             raise NotCheckedError("the scorer uses the model")
         if check.needs_scores and model_judge.not_asked:
-            results = [episode.result for episode in subject.play(subject.pairs)]
-            if all(one.score is None and one.failure is None for one in results):
+            played = subject.play(subject.pairs)
+            if all(one.result.score is None and one.result.failure is None for one in played):
                 raise NotCheckedError("all scores are those of judges that were not asked (--ask-judges)")
         found.extend(check.find(subject))
     except NotCheckedError as stopped:

@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -40,7 +40,7 @@ def dataset(subject: Subject) -> Iterator[EnvFinding]:
                 case.case_idx,
             )
             break
-    asked = {(str(case.case_idx), text_of(case.prompt or "")) for case in subject.cases if "case_idx" in case.row}
+    asked = {(str(case.case_idx), text_of(case.prompt)) for case in subject.cases if "case_idx" in case.row}
     doubled = [name for name, times in Counter(name for name, _ in asked).items() if times > 1]
     if doubled:
         yield EnvFinding(
@@ -94,32 +94,31 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
     is_whole = subject.kind == "score_episode"
 
     def asked(case: Case) -> str:
-        return text_of(case.prompt or "").strip() if is_whole else canonical_text(case.row)
+        return text_of(case.prompt).strip() if is_whole else canonical_text(case.row)
 
-    alike = defaultdict[str, list[Case]](list)
-    for case in subject.cases:
-        alike[asked(case)].append(case)
-    for one, other in [(cases[0], other) for cases in alike.values() for other in cases[1:] if is_whole]:
-        first, second = subject.core(one), subject.core(other)
-        if first is not None and second is not None and not same_answer(first, second):
-            references = f"{short(first, 30)} and {short(second, 30)}"
+    first_of = {asked(case): case for case in reversed(subject.cases)}
+    repeated = [(first, case) for case in subject.cases if (first := first_of[asked(case)]) is not case]
+    for first, case in repeated if is_whole else ():
+        one, other = subject.core(first), subject.core(case)
+        if one is not None and other is not None and not same_answer(one, other):
             yield EnvFinding(
                 "fail",
-                f"Rows {one.number} and {other.number} have the same prompt, and the references {references}.",
+                f"Rows {first.number} and {case.number} have the same prompt, and the references {short(one, 30)} and"
+                f" {short(other, 30)}.",
                 "No policy can be right in both: the score is noise.",
                 "Put what decides the answer into the prompt.",
-                other.case_idx,
+                case.case_idx,
             )
             break
-    are_few = len(alike) == 1 or len(alike) < FEW_PROMPTS * len(subject.cases)
+    are_few = len(first_of) == 1 or len(first_of) < FEW_PROMPTS * len(subject.cases)
     if are_few and is_whole:
         yield EnvFinding(
             "warning",
-            f"There are {len(alike)} different prompts in {len(subject.cases)} rows.",
+            f"There are {len(first_of)} different prompts in {len(subject.cases)} rows.",
             "The policy learns these few prompts by heart, and the held-out score says nothing.",
             "Vary the prompts, or return each one once: an epoch repeats them anyway.",
         )
-    overlap = [case for case in subject.opened.held_out if asked(case) in alike]
+    overlap = [case for case in subject.opened.held_out if asked(case) in first_of]
     if overlap and (is_whole or not are_few):
         yield EnvFinding(
             "warning",

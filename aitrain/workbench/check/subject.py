@@ -61,9 +61,9 @@ class CheckResult:
     """What one check found; `skipped` says why it did not run."""
 
     name: str
-    description: str = ""
-    findings: Sequence[EnvFinding] = ()
-    skipped: str = ""
+    description: str
+    findings: Sequence[EnvFinding]
+    skipped: str
 
 
 class NotCheckedError(AitrainError):
@@ -167,7 +167,7 @@ class Subject:
 
     def asked(self, case: Case) -> str:
         """What the policy is asked first, as one text: the prompt, and what the environment says first."""
-        return text_of((case.prompt if self.kind == "score_episode" else self.play_one(case, JUNK).prompt) or "")
+        return text_of(case.prompt if self.kind == "score_episode" else self.play_one(case, JUNK).prompt)
 
     @cached_property
     def tool_calls(self) -> list[str]:
