@@ -3,7 +3,8 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case
@@ -83,8 +84,7 @@ def earned(subject: Subject, replies: Replies) -> list[Earned]:
     return sorted(kinds, key=lambda one: (one.passes, one.mean), reverse=True)
 
 
-@dataclass(frozen=True)
-class ReplyProbe:
+class ReplyProbe(NamedTuple):
     """Replies that should earn little, and what is said if they do not."""
 
     replies: Callable[[Subject], Replies]
@@ -92,9 +92,9 @@ class ReplyProbe:
     """What was found: a format of the `worst` kind and its best `reply`."""
     why: str
     fix: str
-    passing: Mapping[Level, float] = field(default_factory=dict)
+    passing: Mapping[Level, float] = {}
     """Fraction of the cases in which the reply passes, from which on it is found, by the level."""
-    paying: Mapping[Level, float] = field(default_factory=dict)
+    paying: Mapping[Level, float] = {}
     """The same of its mean share."""
     is_mild: Callable[[Subject, Earned], bool] = lambda subject, _: not subject.sees_the_case
     """Whether it is only worth knowing, as what all replies earn from a scorer that looks at no case."""
