@@ -142,22 +142,24 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
         return set_handler(number, handler)
 
     shared_loop()  # of aitrain, for async methods: it starts a thread, once
-    before = [effect.look() for effect in EFFECTS]
+    before = {effect: effect.look() for effect in EFFECTS}
     connection_watchers().append(addresses.append)
     signal.signal = noted  # type: ignore[assignment]
     subject.player.play(pairs)
     signal.signal = set_handler
 
-    def changes() -> list[str]:
-        looks = [(effect.look(), parts) for effect, parts in zip(EFFECTS, before, strict=True)]
-        return [", ".join([name for name in now if parts.get(name) != now[name]][:3]) for now, parts in looks]
+    def changes() -> dict[Effect, list[str]]:
+        return {
+            effect: [name for name, value in effect.look().items() if parts.get(name) != value]
+            for effect, parts in before.items()
+        }
 
     end = time.monotonic() + SETTLE
-    while any(changes()) and time.monotonic() < end:
+    while any(changes().values()) and time.monotonic() < end:
         time.sleep(0.02)
-    for effect, names in zip(EFFECTS, changes(), strict=True):
+    for effect, names in changes().items():
         if names:
-            yield EnvFinding("warning", f"Episodes {effect.what} {names}.", effect.why, effect.fix)
+            yield EnvFinding("warning", f"Episodes {effect.what} {', '.join(names[:3])}.", effect.why, effect.fix)
     if addresses:
         yield EnvFinding(
             "warning",
