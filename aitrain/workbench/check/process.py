@@ -36,13 +36,13 @@ LINES = 3
 COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.colors.YELLOW}
 
 
-def messages_of(request: Message, variables: Mapping[str, str] | None = None) -> Iterator[Message]:
+def messages_of(request: Message, variables: Mapping[str, str] = {}) -> Iterator[Message]:
     """What the process of MODULE sends, which has these environment variables as well. If it ends in a check,
     this is the error, and those after it are not made."""
     with tempfile.TemporaryDirectory(prefix="aitrain-check-") as folder:
         file, log = Path(folder, "request.json"), Path(folder, "output.log")
         file.write_text(json.dumps(request), encoding="utf-8")
-        environment = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, **(variables or {})}
+        environment = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, **variables}
         command = [sys.executable, "-P", "-m", "aitrain.ui.output", MODULE, str(file)]
         with log.open("wb") as output:
             tree = ProcessTree(command, env=environment, stdout=subprocess.PIPE, stderr=output)

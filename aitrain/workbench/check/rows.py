@@ -145,8 +145,9 @@ def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
         text = subject.asked(case)
         # "answer yes or no" names all of them
         lists_labels = len(labels) <= LABELS and any(label in text for label in labels - {core})
-        is_led_to = re.search(rf"(?i){LEAD}{re.escape(core)}(?!\w)", text) or (len(core) > 40 and core in text)
-        if re.search(rf"(?i){NAMED}{re.escape(core)}(?!\w)", text) or (is_led_to and not lists_labels):
+        lead = NAMED if lists_labels else rf"(?:{NAMED}|{LEAD})"
+        is_copied = len(core) > 40 and core in text and not lists_labels
+        if is_copied or re.search(rf"(?i){lead}{re.escape(core)}(?!\w)", text):
             found.append(case)
     if found and 2 * len(found) >= len(cores):
         yield EnvFinding(

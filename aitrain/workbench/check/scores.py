@@ -68,8 +68,8 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding("fail", error, fix=fix)
     low, high = subject.config.score_bounds
     zero = 0.0 if low <= 0.0 < high else low
-    played = [(one.result.score, one) for one in subject.play(subject.referenced)]
-    scored = [(score, one) for score, one in played if score is not None]
+    played = subject.play(subject.referenced)
+    scored = [(score, one) for one in played if (score := one.result.score) is not None]
     if not scored:
         return
     score, worst = min(scored, key=lambda pair: pair[0])

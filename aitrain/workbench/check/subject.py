@@ -160,9 +160,9 @@ class Subject:
         answers = [pair for pair in self.referenced if "<tool_call>" not in pair[1].replies[-1] and self.scale(pair[0])]
         without = self.play((case, script.ending_in(JUNK_TEXT)) for case, script in answers)
         return [
-            (case, script)
-            for (case, script), one in zip(answers, without, strict=True)
-            if len(script.replies) == 1 or (self.share(one) or 0.0) < PASS
+            pair
+            for pair, one in zip(answers, without, strict=True)
+            if len(pair[1].replies) == 1 or (self.share(one) or 0.0) < PASS
         ]
 
     def asked(self, case: Case) -> str:
