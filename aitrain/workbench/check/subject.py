@@ -171,14 +171,13 @@ class Subject:
 
     @cached_property
     def tool_calls(self) -> list[str]:
-        """A call of each tool without arguments, and one with arguments of the right types that mean nothing."""
+        """A call of each tool, with arguments of the right types that mean nothing."""
         reset, calls = self.play_one(self.sample[0], JUNK).reset, list[str]()
         for function in map(function_part, reset.tools if reset.runs_tools else ()):
             properties = (function.get("parameters") or {}).get("properties") or {}
-            example = {name: EXAMPLES.get(str(schema.get("type")), "x") for name, schema in properties.items()}
-            for arguments in ({}, example):
-                call = {"name": function.get("name"), "arguments": arguments}
-                calls.append(f"<tool_call>{json.dumps(call)}</tool_call>")
+            arguments = {name: EXAMPLES.get(str(schema.get("type")), "x") for name, schema in properties.items()}
+            call = {"name": function.get("name"), "arguments": arguments}
+            calls.append(f"<tool_call>{json.dumps(call)}</tool_call>")
         return calls
 
     @cached_property
