@@ -147,7 +147,7 @@ def answer(request: Message, tokenizer_of: Callable[[TrainConfig], object]) -> N
     def keep_alive() -> None:
         while time.monotonic() < end:  # it ends the process also while code holds the interpreter's lock
             faulthandler.dump_traceback_later(min(seconds, PATIENCE), exit=True, file=2)
-            time.sleep(min(1, seconds))
+            time.sleep(1)
         leave(NO_TIME)
 
     threading.Thread(target=keep_alive, daemon=True).start()
