@@ -12,7 +12,6 @@ from aitrain.workbench.check.replies import (
     HOSTILE,
     HOSTILE_ANSWERS,
     SPACES,
-    core_of,
     equivalent_forms,
     quoted,
     rewrapped,
@@ -41,12 +40,12 @@ THE_ANSWER = Script(("the answer",))
 
 
 def reference(subject: Subject) -> Iterator[EnvFinding]:
-    """The reference earns the highest score; without one, a column that does is taken for it.
+    """The reference earns the highest score; without one that answers, a column that does is taken for it.
 
     Raises:
         NotCheckedError: there is none.
     """
-    if not callable(getattr(subject.environment, "reference", None)):
+    if not (subject.referenced or subject.reference_errors):
         column = subject.take_column() if subject.kind == "score_episode" else ""
         if not column:
             raise NotCheckedError("there is no reference, nor a column that earns the highest score")
@@ -61,8 +60,6 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
                 case.case_idx,
             )
         return
-    if not (subject.referenced or subject.reference_errors):
-        yield EnvFinding("info", "reference returns no answer: what needs one is not checked.")
     for error in subject.reference_errors[:1]:
         fix = "Return the right answer for each case_idx; check which case a row's case_idx means."
         yield EnvFinding("fail", error, fix=fix)
@@ -141,8 +138,7 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
             subject.play((case, Constant(text)) for text in texts)
         for case, script in subject.decided[:2]:
             reply = script.replies[-1]
-            texts = [*(rewrapped(reply, text) for text in HOSTILE_ANSWERS), core_of(reply), *reply.split()[-1:]]
-            subject.play((case, script.ending_in(text)) for text in texts)
+            subject.play((case, script.ending_in(rewrapped(reply, text))) for text in HOSTILE_ANSWERS)
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
 
