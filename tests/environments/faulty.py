@@ -433,6 +433,13 @@ class ShortIsGood(Sums):
         return 1.0 if text.strip() == answer else max(0.0, 1 - len(text) / 100)
 
 
+class NotANumber(Sums):
+    """NaN is right in each case."""
+
+    def questions(self):
+        return [(question, "nan") for question, _ in super().questions()]
+
+
 class AnyNumber(Sums):
     def score_episode(self, text, answer):
         return float(text.strip().isdigit())

@@ -64,7 +64,6 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
 
 # -- effects
 
-CASES = 4
 SETTLE = 2.0
 """Seconds that threads of the player itself get to end."""
 EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
@@ -133,7 +132,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     if is_served(subject.environment) or subject.config.rl_env_isolation == "process":
         raise NotCheckedError("episodes run in other processes")
     addresses, threads, set_handler = list[str](), list[str](), signal.signal
-    cases = subject.chosen[:CASES]
+    cases = subject.chosen[:SLOW_SAMPLE]
     pairs = [(case, policy) for case in cases for policy in (subject.reference(case), JUNK, EMPTY) if policy]
 
     def noted(number: int, handler: Any) -> Any:

@@ -190,9 +190,8 @@ def _strategies(subject: Subject) -> Replies:
     form = subject.decided[0][1].replies[-1] if subject.decided else ""
     cores = [core for case in subject.sample if (core := subject.core(case)) is not None and len(core) <= 200]
     answers = list(dict.fromkeys((NOT_A_NUMBER, *cores, *LABELS)))[:24]
-    constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
     for case in subject.sample if len(subject.sample) >= 4 else ():
-        found = dict(constants)
+        found = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
         for what, part in {"number": r"-?\d+(?:\.\d+)?", "word": r"[^\W\d_]+"}.items():
             if parts := re.findall(part, subject.asked(case)):
                 found |= {f"the first {what} of the prompt": parts[0], f"the last {what} of the prompt": parts[-1]}

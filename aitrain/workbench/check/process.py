@@ -33,7 +33,7 @@ Message = dict[str, Any]
 LINES = 3
 """Last lines of output that are shown of a process that ended."""
 
-COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.colors.YELLOW}
+COLOURS = {"ok": "green", "fail": "red", "warning": "yellow"}
 
 
 def messages_of(request: Message, variables: Mapping[str, str] = {}) -> Iterator[Message]:

@@ -105,8 +105,8 @@ def check(request: Message, send: Callable[[Message], None], tokenizer_of: Calla
     Raises:
         AitrainError: the environment cannot be constructed, or not be checked before a training.
     """
-    options, is_fast = request["options"], "seconds" in request
-    config = resolve(TrainConfig, None, {"rl_env_timeout": CALL_SECONDS, **options})
+    is_fast = "seconds" in request
+    config = resolve(TrainConfig, None, {"rl_env_timeout": CALL_SECONDS, **request["options"]})
     opened = open_environment(config, tokenizer_of(config))
     environment = opened.runner.environment
     if request.get("digest"):

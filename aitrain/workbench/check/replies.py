@@ -131,7 +131,7 @@ _OTHER = str.maketrans(ascii_letters + digits, ascii_letters[3:] + ascii_letters
 def wrong_answers(core: str) -> list[str]:
     """Answers of the same form that are not `core`: other numbers, or other letters and digits."""
     number = number_of(core)
-    if number is None or abs(number) >= 1e15:
+    if number is None or not abs(number) < 1e15:  # NaN, too
         answers = [core.translate(_OTHER)]
     elif number == int(number):
         answers = [str(2 * int(number) + 7), str(int(number) + 1), f"{int(number)}.9", "NaN"]

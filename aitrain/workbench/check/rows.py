@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from aitrain.environment.completion_parser import short
-from aitrain.environment.contract import Case, Prompt
+from aitrain.environment.contract import Case, Prompt, as_messages
 from aitrain.environment.dataset import canonical_text, fingerprint
 from aitrain.environment.rollout_session import is_served
 from aitrain.ui.overview import evenly
@@ -55,7 +55,7 @@ def _problem_with(prompt: Prompt) -> str:
     """What is wrong with a prompt; empty if nothing."""
     if not text_of(prompt).strip():
         return "the prompt has no text."
-    roles = ["user"] if isinstance(prompt, str) else [str(message.get("role")) for message in prompt]
+    roles = [str(message.get("role")) for message in as_messages(prompt)]
     is_right = {*roles} <= ROLES and "system" not in roles[1:] and roles[-1] != "assistant"
     return "" if is_right and ("user", "user") not in pairwise(roles) else f"the roles are {', '.join(roles)}."
 

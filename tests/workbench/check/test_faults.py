@@ -36,6 +36,7 @@ FAULTS = {
     "TriesOfColumn": "repeatable",
     "PaysForCalls": "floor",
     "ShortIsGood": "floor lazy-policy",
+    "NotANumber": "lazy-policy",
     "AnyNumber": "wrong-answer other-answer lazy-policy",
     "Truthy": "other-answer floor wrong-answer shotgun denied-answer lazy-policy",
     "Contains": "shotgun denied-answer wrong-answer",
