@@ -40,15 +40,13 @@ THE_ANSWER = Script(("the answer",))
 
 
 def reference(subject: Subject) -> Iterator[EnvFinding]:
-    """The reference earns the highest score; without one that answers, a column that does is taken for it.
-
-    Raises:
-        NotCheckedError: there is none.
-    """
+    """The reference earns the highest score; without one that answers, a column that does is taken for it."""
     if not (subject.referenced or subject.reference_errors):
         column = subject.take_column() if subject.kind == "score_episode" else ""
         if not column:
-            raise NotCheckedError("there is no reference, nor a column that earns the highest score")
+            what = "There is no reference, nor a column that earns the highest score: what needs one is not checked."
+            yield EnvFinding("info", what)
+            return
         yield EnvFinding("info", f"There is no reference; column {column}, which earns the highest score, is taken.")
         wrong = [case for case in subject.sample if not subject.reference(case) and may_be_answer(case.row.get(column))]
         for case in wrong[:1]:
