@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case
@@ -84,39 +83,38 @@ def earned(subject: Subject, replies: Replies) -> list[Earned]:
     return sorted(kinds, key=lambda one: (one.passes, one.mean), reverse=True)
 
 
-class ReplyProbe(NamedTuple):
-    """Replies that should earn little, and what is said if they do not."""
+def probe(
+    name: str,
+    description: str,
+    replies: Callable[[Subject], Replies],
+    what: str,
+    why: str,
+    fix: str,
+    passing: Mapping[Level, float] = {},
+    paying: Mapping[Level, float] = {},
+    is_mild: Callable[[Subject, Earned], bool] = lambda subject, _: not subject.sees_the_case,
+) -> EnvCheck:
+    """A check of replies that should earn little, which finds the worst kind of them.
 
-    replies: Callable[[Subject], Replies]
-    what: str
-    """What was found: a format of the `worst` kind and its best `reply`."""
-    why: str
-    fix: str
-    passing: Mapping[Level, float] = {}
-    """Fraction of the cases in which the reply passes, from which on it is found, by the level."""
-    paying: Mapping[Level, float] = {}
-    """The same of its mean share."""
-    is_mild: Callable[[Subject, Earned], bool] = lambda subject, _: not subject.sees_the_case
-    """Whether it is only worth knowing, as what all replies earn from a scorer that looks at no case."""
+    `what` is a format of the `worst` kind and its best `reply`. By the level, `passing` is the fraction of the cases in
+    which the reply passes, from which on it is found, and `paying` the same of its mean share. A finding that
+    `is_mild` is only worth knowing, as what all replies earn from a scorer that looks at no case.
+    """
 
-    def __call__(self, subject: Subject) -> Iterator[EnvFinding]:
-        """The finding about the worst kind.
-
-        Raises:
-            NotCheckedError: nothing says what the replies should earn.
-        """
-        kinds = earned(subject, self.replies(subject))
+    def find(subject: Subject) -> Iterator[EnvFinding]:
+        kinds = earned(subject, replies(subject))
         if not kinds:
             raise NotCheckedError(NO_SCALE)
         worst = kinds[0]
         for level in LEVELS:
-            passes = worst.passes / worst.of >= self.passing.get(level, math.inf)
-            if passes or worst.mean >= self.paying.get(level, math.inf):
-                reply = quoted("".join(replied(worst.best)[-1:]))
-                what = self.what.format(worst=worst, reply=reply)
-                level = "info" if self.is_mild(subject, worst) else level
-                yield EnvFinding(level, what, self.why, self.fix, worst.best.case.case_idx)
+            passes = worst.passes / worst.of >= passing.get(level, math.inf)
+            if passes or worst.mean >= paying.get(level, math.inf):
+                text = what.format(worst=worst, reply=quoted("".join(replied(worst.best)[-1:])))
+                level = "info" if is_mild(subject, worst) else level
+                yield EnvFinding(level, text, why, fix, worst.best.case.case_idx)
                 return
+
+    return EnvCheck(name, description, find)
 
 
 # -- replies
@@ -246,91 +244,76 @@ def _is_plain(subject: Subject, worst: Earned) -> bool:
 # -- the probes
 
 PROBES = (
-    EnvCheck(
+    probe(
         "floor",
         "replies without content earn nothing",
-        ReplyProbe(
-            _contentless,
-            "The reply {worst.what} earns {worst.mean:.0%} of the full score, and all of it in {worst.passes} of"
-            " {worst.of} cases.",
-            "The policy is paid for saying nothing, and learns that first.",
-            f"Return 0 for a reply without an answer, and at most {FORMAT_BONUS:.0%} of the score for the format.",
-            passing={"fail": 0.5, "warning": ANY},
-            paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY, "info": 0.05},
-            is_mild=_varies,
-        ),
+        _contentless,
+        "The reply {worst.what} earns {worst.mean:.0%} of the full score, and all of it in {worst.passes} of"
+        " {worst.of} cases.",
+        "The policy is paid for saying nothing, and learns that first.",
+        f"Return 0 for a reply without an answer, and at most {FORMAT_BONUS:.0%} of the score for the format.",
+        passing={"fail": 0.5, "warning": ANY},
+        paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY, "info": 0.05},
+        is_mild=_varies,
     ),
-    EnvCheck(
+    probe(
         "other-answer",
         "another case's answer does not pass",
-        ReplyProbe(
-            _other_answers,
-            "The right answer of another case gets full score in {worst.passes} of {worst.of} tries: {reply}.",
-            "The score hardly depends on the case: one answer for all of them is enough.",
-            "Compare with what this case asks for. If several answers are right, this is no mistake.",
-            passing={"fail": MOST, "warning": 0.51, "info": ANY},
-        ),
+        _other_answers,
+        "The right answer of another case gets full score in {worst.passes} of {worst.of} tries: {reply}.",
+        "The score hardly depends on the case: one answer for all of them is enough.",
+        "Compare with what this case asks for. If several answers are right, this is no mistake.",
+        passing={"fail": MOST, "warning": 0.51, "info": ANY},
     ),
-    EnvCheck(
+    probe(
         "wrong-answer",
         "a wrong answer in the right format does not pass",
-        ReplyProbe(
-            _ending_in(lambda _, reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply)))),
-            "A wrong answer in the right format gets full score in {worst.passes} of {worst.of} cases: {reply}.",
-            "The policy learns the format and nothing else.",
-            "Compare the answer itself, not only that there is one.",
-            passing={"warning": 0.5, "info": 0.1},
-            is_mild=_is_near,
-        ),
+        _ending_in(lambda _, reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply)))),
+        "A wrong answer in the right format gets full score in {worst.passes} of {worst.of} cases: {reply}.",
+        "The policy learns the format and nothing else.",
+        "Compare the answer itself, not only that there is one.",
+        passing={"warning": 0.5, "info": 0.1},
+        is_mild=_is_near,
     ),
-    EnvCheck(
+    probe(
         "shotgun",
         "a list of answers does not pass",
-        ReplyProbe(
-            _ending_in(_several),
-            "A reply that lists several answers gets full score in {worst.passes} of {worst.of} cases if the right one"
-            " is among them: {reply}.",
-            "The policy learns to list candidates instead of deciding.",
-            "Extract one answer, such as the last one after a mark, and compare it as a whole.",
-            passing={"fail": 0.5, "warning": ANY},
-            is_mild=_is_graded,
-        ),
+        _ending_in(_several),
+        "A reply that lists several answers gets full score in {worst.passes} of {worst.of} cases if the right one"
+        " is among them: {reply}.",
+        "The policy learns to list candidates instead of deciding.",
+        "Extract one answer, such as the last one after a mark, and compare it as a whole.",
+        passing={"fail": 0.5, "warning": ANY},
+        is_mild=_is_graded,
     ),
-    EnvCheck(
+    probe(
         "denied-answer",
         "a rejected answer does not pass",
-        ReplyProbe(
-            _ending_in(_denied),
-            "A reply that rejects the right answer gets full score in {worst.passes} of {worst.of} cases: {reply}.",
-            "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
-            "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
-            passing={"warning": 0.25},
-            is_mild=_is_graded,
-        ),
+        _ending_in(_denied),
+        "A reply that rejects the right answer gets full score in {worst.passes} of {worst.of} cases: {reply}.",
+        "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
+        "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
+        passing={"warning": 0.25},
+        is_mild=_is_graded,
     ),
-    EnvCheck(
+    probe(
         "lazy-policy",
         "no fixed strategy is enough",
-        ReplyProbe(
-            _strategies,
-            "A fixed strategy, {worst.what}, earns {worst.mean:.0%} of the full score: {reply}.",
-            "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to"
-            " learn.",
-            "Balance the answers of the cases, or ask for more than this strategy gives.",
-            passing={"warning": MOST},
-        ),
+        _strategies,
+        "A fixed strategy, {worst.what}, earns {worst.mean:.0%} of the full score: {reply}.",
+        "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to learn.",
+        "Balance the answers of the cases, or ask for more than this strategy gives.",
+        passing={"warning": MOST},
     ),
-    EnvCheck(
+    probe(
         "injection",
         "a reply cannot command or flatter the judge",
-        ReplyProbe(
-            _persuading,
-            "A reply that addresses or flatters the judge earns {worst.mean:.0%} of the full score: {reply}.",
-            "The policy learns to command the judge, or to sound sure, which is easier than the task.",
-            "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
-            paying={"fail": MARGIN},
-            is_mild=_is_plain,
-        ),
+        _persuading,
+        "A reply that addresses or flatters the judge earns {worst.mean:.0%} of the full score: {reply}.",
+        "The policy learns to command the judge, or to sound sure, which is easier than the task.",
+        "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
+        paying={"fail": MARGIN},
+        is_mild=_is_plain,
     ),
 )
 """In the order in which they run."""
