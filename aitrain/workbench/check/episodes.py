@@ -14,6 +14,7 @@ from functools import cache
 from itertools import cycle, islice
 from typing import Any
 
+import numpy
 import psutil
 
 from aitrain.batch import plan_batch
@@ -70,12 +71,6 @@ EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
 """Audit events of Python's socket module: which address, before anything is sent."""
 
 
-def _random_states() -> dict[str, object]:
-    """The states of the global random generators of the libraries that are imported."""
-    numpy: Any = sys.modules.get("numpy.random")
-    return {"random": random.getstate(), "numpy": numpy and str(numpy.get_state())}
-
-
 @dataclass(frozen=True)
 class Effect:
     """What episodes may change of their process, or leave behind in it."""
@@ -107,7 +102,7 @@ EFFECTS = (
     ),
     Effect(
         "draw or seed the global random numbers of",
-        _random_states,
+        lambda: {"random": random.getstate(), "numpy": str(numpy.random.get_state())},
         "Which episode draws which numbers depends on their timing, so no run can be repeated exactly; and after a seed"
         " all of them draw the same.",
         "Draw from random.Random(seed) of your own; `seed` is an argument of episode and start.",

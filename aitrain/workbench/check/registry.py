@@ -22,6 +22,7 @@ from aitrain.workbench.check.process import Message
 from aitrain.workbench.check.subject import (
     NO_TIME,
     SAMPLE,
+    SLOW_SAMPLE,
     CheckResult,
     EnvCheck,
     EnvFinding,
@@ -37,8 +38,6 @@ CALL_SECONDS = 10.0
 PATIENCE = 100.0
 """Seconds for which code may hold the interpreter's lock until the process is taken to hang. Other calls have their
 deadline."""
-FAST_SAMPLE = 4
-"""Cases that are played before a training."""
 
 
 CHECKS: tuple[EnvCheck, ...] = (
@@ -117,7 +116,7 @@ def check(request: Message, send: Callable[[Message], None], tokenizer_of: Calla
     note = "\n".join(filter(None, (opened.note, dataset_note(environment), *quiet)))
     cases, held_out = len(opened.cases), len(opened.held_out)
     send({"opened": {"name": opened.runner.label, "cases": cases, "held_out": held_out, "note": note}})
-    with closing(Subject(opened, FAST_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
+    with closing(Subject(opened, SLOW_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
         for one in checks:
             send({"running": one.name})
             send({"result": asdict(run_check(subject, one))})

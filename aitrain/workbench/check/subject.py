@@ -27,7 +27,7 @@ PASS = 0.99
 SAMPLE = 16
 """Cases that are played."""
 SLOW_SAMPLE = 4
-"""Cases that are played if one episode takes longer than SLOW_SECONDS."""
+"""Cases that are played if one episode takes longer than SLOW_SECONDS, and before a training."""
 SLOW_SECONDS = 0.5
 LONGEST_ANSWER = 200
 """Characters of a column's value up to which it is tried as an answer."""
@@ -79,7 +79,7 @@ class Subject:
         runner = opened.runner
         self.opened, self.cases = opened, opened.cases
         self.environment, self.config, self.kind = runner.environment, runner.config, runner.kind
-        self.chosen = list(evenly(opened.cases, limit))
+        self.chosen = evenly(opened.cases, limit)
         """Cases spread evenly over the dataset, for checks that play nothing."""
         self.at_once = 8
         """Episodes that are played at the same time: they may share one processor, and each has a deadline; 1 if they
@@ -104,9 +104,9 @@ class Subject:
     # -- cases and references
 
     @cached_property
-    def sample(self) -> list[Case]:
+    def sample(self) -> Sequence[Case]:
         """Cases that are played: those that are chosen, or few of them if episodes are slow."""
-        return list(evenly(self.chosen, SLOW_SAMPLE)) if self.episode_seconds > SLOW_SECONDS else self.chosen
+        return evenly(self.chosen, SLOW_SAMPLE) if self.episode_seconds > SLOW_SECONDS else self.chosen
 
     @cached_property
     def episode_seconds(self) -> float:
@@ -224,8 +224,10 @@ class Subject:
         low, high = self.config.score_bounds
         script = self.reference(case)
         full = self.play_one(case, script).result.score if script else high
-        zero = 0.0 if low <= 0.0 < (full or 0.0) else low
-        return (zero, full) if full is not None and -math.inf < zero < full < math.inf else None
+        if full is None:
+            return None
+        zero = 0.0 if low <= 0.0 < full else low
+        return (zero, full) if -math.inf < zero < full < math.inf else None
 
     def share(self, episode: Episode) -> float | None:
         """The score of an episode as a share of what the reference earns in its case; None if it is missing."""
