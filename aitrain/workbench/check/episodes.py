@@ -35,10 +35,10 @@ def episode_end(subject: Subject) -> Iterator[EnvFinding]:
     cases = subject.sample[:SLOW_SAMPLE]
     pairs = [(case, policy) for case in cases for policy in (subject.reference(case), EMPTY, JUNK) if policy]
     for episode in [one for one in subject.play(pairs) if one.stop in ("out_of_replies", "max_turns")][:1]:
-        replies, stop = replied(episode), episode.stop
+        replies = replied(episode)
         yield EnvFinding(
             "warning",
-            f"An episode does not end by itself: {stop} after {len(replies)} replies, such as {replies[:1]}.",
+            f"An episode does not end by itself: {episode.stop} after {len(replies)} replies, such as {replies[:1]}.",
             "Such an episode costs up to --rl-max-turns generations, and its score is that of an unfinished one.",
             "Return the score (or None from step) when the task is done, or after some turns without progress.",
             episode.case.case_idx,

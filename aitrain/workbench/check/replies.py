@@ -4,7 +4,7 @@ import re
 from string import ascii_letters, digits
 
 from aitrain.environment.completion_parser import short
-from aitrain.environment.contract import Prompt
+from aitrain.environment.contract import Prompt, as_messages
 from aitrain.runs.json_values import as_text, parse_object
 
 _WRAPPED = (
@@ -155,8 +155,7 @@ def equivalent_forms(reply: str) -> dict[str, str]:
         "in bold": rewrapped(reply, f"**{core}**"),
         "in lower case": rewrapped(reply, core.lower()),
     }
-    tag = re.search(r"<(\w+)>[^<]*</\1>\s*\Z", reply)
-    if tag:
+    if tag := re.search(r"<(\w+)>[^<]*</\1>\s*\Z", reply):
         forms["with its tag named before it"] = f"I will answer in <{tag[1]}> tags.\n{reply}"
         forms["with an empty tag after it"] = f"{reply}\nThat was <{tag[1]}></{tag[1]}>."
     return {name: form for name, form in forms.items() if form != reply}
@@ -167,9 +166,7 @@ def equivalent_forms(reply: str) -> dict[str, str]:
 
 def text_of(prompt: Prompt) -> str:
     """A prompt as one text."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(as_text(message.get("content")) for message in prompt)
+    return "\n".join(as_text(message.get("content")) for message in as_messages(prompt))
 
 
 _JSON_EXAMPLE = re.compile(r"\{[^{}\n]{2,200}\}")

@@ -21,7 +21,6 @@ from aitrain.workbench.check.subject import (
     PASS,
     SLOW_SECONDS,
     EnvFinding,
-    Level,
     NotCheckedError,
     Subject,
     may_be_answer,
@@ -153,8 +152,8 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
         place = failure.kind if is_of_service else failure.message.partition("\n")[2] or failure.place
         fix = OWN_STATE if RAN_BESIDE in failure.message else REMEDIES.get(failure.kind, CATCH)
         what = f"For {_last_reply(episode)}: {failure.place} {failure.message}"
-        level: Level = "warning" if is_of_service else "fail"
-        found.setdefault(place, EnvFinding(level, what, MISSING, fix, episode.case.case_idx))
+        finding = EnvFinding("warning" if is_of_service else "fail", what, MISSING, fix, episode.case.case_idx)
+        found.setdefault(place, finding)
     yield from list(found.values())[:MOST_FINDINGS]
     if 2 * len(unscored) > len(subject.episodes):
         yield EnvFinding(
@@ -205,7 +204,7 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
             yield EnvFinding("warning" if change < NOISE else "fail", *texts, before.case.case_idx)
             return
     for note in subject.notes[:1]:
-        yield EnvFinding("info", " ".join(note.split()))
+        yield EnvFinding("info", note)
 
 
 def difference(before: Episode, after: Episode) -> tuple[float, str]:
