@@ -40,7 +40,7 @@ PATIENCE = 100.0
 deadline."""
 
 
-CHECKS: tuple[EnvCheck, ...] = (
+CHECKS = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, False),
     # first of those that play: what an environment changes only once would not be seen later
     EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects),

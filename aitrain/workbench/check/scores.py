@@ -134,8 +134,8 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
             texts = [*HOSTILE, *subject.tool_calls, *(str(value)[:2000] for value in case.row.values())]
             subject.play((case, Constant(text)) for text in texts)
         for case, script in subject.decided[:2]:
-            reply = script.replies[-1]
-            subject.play((case, script.ending_in(rewrapped(reply, text))) for text in HOSTILE_ANSWERS)
+            texts = [rewrapped(script.replies[-1], answer) for answer in HOSTILE_ANSWERS]
+            subject.play((case, script.ending_in(text)) for text in texts)
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
 

@@ -128,11 +128,10 @@ class Subject:
         """Take a column whose values earn the highest score in most cases for the reference, in the cases in which they
         do; returns its name, empty if there is none."""
         names = [name for name, value in self.chosen[0].row.items() if name != "prompt" and may_be_answer(value)]
-        taken, most = "", list[tuple[Case, Script]]()
+        taken, most, high = "", list[tuple[Case, Script]](), self.config.score_bounds[1]
         for name, form in product(names[:COLUMNS], FORMS):
             values = [(case, Script((form.format(case.row.get(name)),))) for case in self.sample]
-            scores = [episode.result.score for episode in self.play(values)]
-            right = [pair for pair, score in zip(values, scores, strict=True) if score == self.config.score_bounds[1]]
+            right = [pair for pair, one in zip(values, self.play(values), strict=True) if one.result.score == high]
             if len(right) > max(len(most), len(values) / 2):
                 taken, most = name, right
         self._references |= {case.number: script for case, script in most}
