@@ -46,11 +46,12 @@ def messages_of(request: Message, variables: Mapping[str, str] = {}) -> Iterator
         command = [sys.executable, "-P", "-m", "aitrain.ui.output", MODULE, str(file)]
         with log.open("wb") as output:
             tree = ProcessTree(command, env=environment, stdout=subprocess.PIPE, stderr=output)
-        name = ""
+        when = "it is constructed"
         try:
             for line in tree.stdout:
                 message = json.loads(line)
-                name = message.get("running", name)
+                if "running" in message:
+                    when = f"the check {message['running']} runs"
                 yield message
                 if "episodes" in message or "error" in message:
                     return
@@ -58,7 +59,6 @@ def messages_of(request: Message, variables: Mapping[str, str] = {}) -> Iterator
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
             if "Timeout (" in said:  # of faulthandler
                 how = f"hangs {users_line(stack_of_dump(said.rpartition('Timeout (')[2], ('', '')))}".strip()
-            when = f"the check {name} runs" if name else "it is constructed"
             text = [
                 f"The environment's process {how} while {when}, as that of a training would",
                 *said.splitlines()[-LINES:],
