@@ -448,6 +448,13 @@ class ShortIsGood(Sums):
         return 1.0 if text.strip() == answer else max(0.0, 1 - len(text) / 100)
 
 
+class NotANumber(Sums):
+    """NaN is right in each case."""
+
+    def questions(self):
+        return [(question, "nan") for question, _ in super().questions()]
+
+
 class AnyNumber(Sums):
     def score_episode(self, text, answer):
         return float(text.strip().isdigit())
@@ -533,6 +540,11 @@ class WrongReference(Sums):
 class NoStrip(Sums):
     def score_episode(self, text, answer):
         return float(text == answer)
+
+
+class NoStripOfOne(Sums):
+    def score_episode(self, text, answer):
+        return float((text if answer == "95" else text.strip()) == answer)
 
 
 class Generates(Sums):

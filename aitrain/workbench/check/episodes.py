@@ -14,6 +14,7 @@ from functools import cache
 from itertools import cycle, islice
 from typing import Any
 
+import numpy
 import psutil
 
 from aitrain.batch import plan_batch
@@ -34,10 +35,10 @@ def episode_end(subject: Subject) -> Iterator[EnvFinding]:
     cases = subject.sample[:SLOW_SAMPLE]
     pairs = [(case, policy) for case in cases for policy in (subject.reference(case), EMPTY, JUNK) if policy]
     for episode in [one for one in subject.play(pairs) if one.stop in ("out_of_replies", "max_turns")][:1]:
-        replies, stop = replied(episode), episode.stop
+        replies = replied(episode)
         yield EnvFinding(
             "warning",
-            f"An episode does not end by itself: {stop} after {len(replies)} replies, such as {replies[:1]}.",
+            f"An episode does not end by itself: {episode.stop} after {len(replies)} replies, such as {replies[:1]}.",
             "Such an episode costs up to --rl-max-turns generations, and its score is that of an unfinished one.",
             "Return the score (or None from step) when the task is done, or after some turns without progress.",
             episode.case.case_idx,
@@ -64,17 +65,10 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
 
 # -- effects
 
-CASES = 4
 SETTLE = 2.0
 """Seconds that threads of the player itself get to end."""
 EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
 """Audit events of Python's socket module: which address, before anything is sent."""
-
-
-def _random_states() -> dict[str, object]:
-    """The states of the global random generators of the libraries that are imported."""
-    numpy: Any = sys.modules.get("numpy.random")
-    return {"random": random.getstate(), "numpy": numpy and str(numpy.get_state())}
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ EFFECTS = (
     ),
     Effect(
         "draw or seed the global random numbers of",
-        _random_states,
+        lambda: {"random": random.getstate(), "numpy": str(numpy.random.get_state())},
         "Which episode draws which numbers depends on their timing, so no run can be repeated exactly; and after a seed"
         " all of them draw the same.",
         "Draw from random.Random(seed) of your own; `seed` is an argument of episode and start.",
@@ -133,7 +127,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     if is_served(subject.environment) or subject.config.rl_env_isolation == "process":
         raise NotCheckedError("episodes run in other processes")
     addresses, threads, set_handler = list[str](), list[str](), signal.signal
-    cases = subject.chosen[:CASES]
+    cases = subject.chosen[:SLOW_SAMPLE]
     pairs = [(case, policy) for case in cases for policy in (subject.reference(case), JUNK, EMPTY) if policy]
 
     def noted(number: int, handler: Any) -> Any:
@@ -142,22 +136,24 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
         return set_handler(number, handler)
 
     shared_loop()  # of aitrain, for async methods: it starts a thread, once
-    before = [effect.look() for effect in EFFECTS]
+    before = {effect: effect.look() for effect in EFFECTS}
     connection_watchers().append(addresses.append)
     signal.signal = noted  # type: ignore[assignment]
     subject.player.play(pairs)
     signal.signal = set_handler
 
-    def changes() -> list[str]:
-        looks = [(effect.look(), parts) for effect, parts in zip(EFFECTS, before, strict=True)]
-        return [", ".join([name for name in now if parts.get(name) != now[name]][:3]) for now, parts in looks]
+    def changes() -> dict[Effect, list[str]]:
+        return {
+            effect: [name for name, value in effect.look().items() if parts.get(name) != value]
+            for effect, parts in before.items()
+        }
 
     end = time.monotonic() + SETTLE
-    while any(changes()) and time.monotonic() < end:
+    while any(changes().values()) and time.monotonic() < end:
         time.sleep(0.02)
-    for effect, names in zip(EFFECTS, changes(), strict=True):
+    for effect, names in changes().items():
         if names:
-            yield EnvFinding("warning", f"Episodes {effect.what} {names}.", effect.why, effect.fix)
+            yield EnvFinding("warning", f"Episodes {effect.what} {', '.join(names[:3])}.", effect.why, effect.fix)
     if addresses:
         yield EnvFinding(
             "warning",

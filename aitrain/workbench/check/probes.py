@@ -3,8 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from statistics import fmean
+from dataclasses import dataclass
 
 from aitrain.environment.completion_parser import short
 from aitrain.environment.contract import Case
@@ -54,72 +53,68 @@ class Earned:
 
     what: str
     shares: list[float]
-    """One for each try, and 0 for a case for which the reply cannot be made."""
     best: Episode
+    of: int
+    """Number of tries, or of cases; a case for which the reply cannot be made counts as a score of 0."""
 
     @property
     def mean(self) -> float:
-        """Mean share."""
-        return fmean(self.shares)
+        """Mean share over the cases."""
+        return math.fsum(self.shares) / self.of
 
     @property
     def passes(self) -> int:
-        """Number of shares with which it passes."""
+        """In how many cases it passes."""
         return sum(share >= PASS for share in self.shares)
 
 
 def earned(subject: Subject, replies: Replies) -> list[Earned]:
     """Play replies, and collect by their kind what they earned, highest first; all of their cases count for each."""
     plays = list(replies)
-    cases = len({case.number for _, case, _ in plays})
+    of = len({case.number for _, case, _ in plays})
     found: dict[str, list[tuple[float, Episode]]] = {}
     for (what, _, _), episode in zip(plays, subject.play((case, policy) for _, case, policy in plays), strict=True):
         if (share := subject.share(episode)) is not None:
             found.setdefault(what, []).append((share, episode))
     kinds = [
-        Earned(what, [*(share for share, _ in got), *[0.0] * (cases - len(got))], max(got, key=lambda pair: pair[0])[1])
+        Earned(what, [share for share, _ in got], max(got, key=lambda pair: pair[0])[1], max(of, len(got)))
         for what, got in found.items()
     ]
     return sorted(kinds, key=lambda one: (one.passes, one.mean), reverse=True)
 
 
-@dataclass(frozen=True)
-class ReplyProbe:
-    """Replies that should earn little, and what is said if they do not."""
+def probe(
+    name: str,
+    description: str,
+    replies: Callable[[Subject], Replies],
+    what: str,
+    why: str,
+    fix: str,
+    passing: Mapping[Level, float] = {},
+    paying: Mapping[Level, float] = {},
+    is_mild: Callable[[Subject, Earned], bool] = lambda subject, _: not subject.sees_the_case,
+) -> EnvCheck:
+    """A check of replies that should earn little, which finds the worst kind of them.
 
-    replies: Callable[[Subject], Replies]
-    what: str
-    """What was found: a format of the `worst` kind, `of` how many, its best `reply`, and what is `plain`."""
-    why: str
-    fix: str
-    passing: Mapping[Level, float] = field(default_factory=dict)
-    """Fraction of the cases in which the reply passes, from which on it is found, by the level."""
-    paying: Mapping[Level, float] = field(default_factory=dict)
-    """The same of its mean share."""
-    is_mild: Callable[[Subject, Earned], bool] = lambda subject, _: not subject.sees_the_case
-    """Whether it is only worth knowing, as what all replies earn from a scorer that looks at no case."""
-    plain: Callable[[Subject], Replies] = lambda _: ()
-    """Replies whose mean share is taken off that of the others."""
+    `what` is a format of the `worst` kind and its best `reply`. By the level, `passing` is the fraction of the cases in
+    which the reply passes, from which on it is found, and `paying` the same of its mean share. A finding that
+    `is_mild` is only worth knowing, as what all replies earn from a scorer that looks at no case.
+    """
 
-    def __call__(self, subject: Subject) -> Iterator[EnvFinding]:
-        """The finding about the worst kind.
-
-        Raises:
-            NotCheckedError: nothing says what the replies should earn.
-        """
-        plain = max((one.mean for one in earned(subject, self.plain(subject))), default=0.0)
-        kinds = earned(subject, self.replies(subject))
+    def find(subject: Subject) -> Iterator[EnvFinding]:
+        kinds = earned(subject, replies(subject))
         if not kinds:
             raise NotCheckedError(NO_SCALE)
-        worst, of = kinds[0], len(kinds[0].shares)
+        worst = kinds[0]
         for level in LEVELS:
-            passes = worst.passes / of >= self.passing.get(level, math.inf)
-            if passes or worst.mean - plain >= self.paying.get(level, math.inf):
-                reply = quoted("".join(replied(worst.best)[-1:]))
-                what = self.what.format(worst=worst, of=of, reply=reply, plain=plain)
-                level = "info" if self.is_mild(subject, worst) else level
-                yield EnvFinding(level, what, self.why, self.fix, worst.best.case.case_idx)
+            passes = worst.passes / worst.of >= passing.get(level, math.inf)
+            if passes or worst.mean >= paying.get(level, math.inf):
+                text = what.format(worst=worst, reply=quoted("".join(replied(worst.best)[-1:])))
+                level = "info" if is_mild(subject, worst) else level
+                yield EnvFinding(level, text, why, fix, worst.best.case.case_idx)
                 return
+
+    return EnvCheck(name, description, find)
 
 
 # -- replies
@@ -141,7 +136,7 @@ def _contentless(subject: Subject) -> Replies:
     yield from everywhere(subject, CONTENTLESS)
     for case in subject.sample:
         asked = subject.asked(case)
-        yield "of the prompt itself", case, Constant(asked[:2000])
+        yield "of the prompt itself", case, Constant(asked)
         yield from ((short(repr(text), 40), case, Constant(text)) for text in scaffolds(asked))
         if subject.kind != "score_episode":
             yield "of what the environment says, or gives away", case, Parrot()
@@ -157,10 +152,9 @@ def _contentless(subject: Subject) -> Replies:
 def _other_answers(subject: Subject) -> Replies:
     """Right answers of other cases."""
     for place, (case, own) in enumerate(subject.referenced):
-        others = [theirs for _, theirs in subject.referenced[place + 1 :] + subject.referenced[:place]]
         apart = [
             theirs
-            for theirs in others
+            for _, theirs in subject.referenced[place + 1 :] + subject.referenced[:place]
             if own != theirs
             and (len(own.replies) > 1 or not same_answer(core_of(own.replies[-1]), core_of(theirs.replies[-1])))
         ]
@@ -181,8 +175,7 @@ def _several(subject: Subject, reply: str) -> Iterable[str]:
     cores = list(dict.fromkeys(core_of(script.replies[-1]) for _, script in subject.decided))
     others = [core for core in cores if not same_answer(core, core_of(reply))][:4]
     if others and max(map(len, cores)) <= 300:
-        half = (len(others) + 1) // 2
-        answers = ", ".join([*others[:half], core_of(reply), *(others[half:] or others)])
+        answers = ", ".join([*others[:2], core_of(reply), *others[-2:]])
         yield f"It is one of these: {answers}."
         yield rewrapped(reply, answers)
 
@@ -197,27 +190,26 @@ def _denied(_: Subject, reply: str) -> Iterable[str]:
 def _strategies(subject: Subject) -> Replies:
     """One answer for all cases, or a part of the prompt, in the form of a reference; of few cases, nothing is known."""
     form = subject.decided[0][1].replies[-1] if subject.decided else ""
-    cores = [core for case in subject.sample if (core := subject.core(case)) is not None and len(core) <= 200]
+    cores = [core for case in subject.sample if (core := subject.core(case)) and len(core) <= 200]
     answers = list(dict.fromkeys((NOT_A_NUMBER, *cores, *LABELS)))[:24]
-    constants = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
     for case in subject.sample if len(subject.sample) >= 4 else ():
-        found = dict(constants)
+        found = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
         for what, part in {"number": r"-?\d+(?:\.\d+)?", "word": r"[^\W\d_]+"}.items():
             if parts := re.findall(part, subject.asked(case)):
                 found |= {f"the first {what} of the prompt": parts[0], f"the last {what} of the prompt": parts[-1]}
         for what, answer in found.items():
-            yield what, case, Constant(rewrapped(form, answer) if form else answer)
+            yield what, case, Constant(rewrapped(form, answer))
 
 
-def _wrong(before: str = "") -> Callable[[Subject], Replies]:
+def _wrong(subject: Subject, before: str = "") -> Replies:
     """Wrong answers behind a sentence."""
-    return _ending_in(lambda _, reply: [before + rewrapped(reply, wrong_answers(core_of(reply))[0])])
+    return _ending_in(lambda _, reply: [before + rewrapped(reply, wrong_answers(core_of(reply))[0])])(subject)
 
 
 def _persuading(subject: Subject) -> Replies:
     """Replies that tell a judge what to say, and wrong answers that sound sure."""
     yield from everywhere(subject, [f"{JUNK_TEXT}\n{text}" for text in INJECTIONS])
-    yield from _wrong(f"{CONFIDENT} ")(subject)
+    yield from _wrong(subject, f"{CONFIDENT} ")
 
 
 # -- what makes them mild
@@ -247,95 +239,85 @@ def _is_near(subject: Subject, worst: Earned) -> bool:
     return is_near or not subject.sees_the_case
 
 
+def _is_plain(subject: Subject, worst: Earned) -> bool:
+    """Whether the same length and form earn about as much without the persuasion."""
+    plain = earned(subject, [*everywhere(subject, [JUNK_TEXT, *LONG]), *_wrong(subject)])
+    return worst.mean - max((one.mean for one in plain), default=0.0) < MARGIN
+
+
 # -- the probes
 
 PROBES = (
-    EnvCheck(
+    probe(
         "floor",
         "replies without content earn nothing",
-        ReplyProbe(
-            _contentless,
-            "The reply {worst.what} earns {worst.mean:.0%} of the full score, and all of it in {worst.passes} of {of}"
-            " cases.",
-            "The policy is paid for saying nothing, and learns that first.",
-            f"Return 0 for a reply without an answer, and at most {FORMAT_BONUS:.0%} of the score for the format.",
-            passing={"fail": 0.5, "warning": ANY},
-            paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY, "info": 0.05},
-            is_mild=_varies,
-        ),
+        _contentless,
+        "The reply {worst.what} earns {worst.mean:.0%} of the full score, and all of it in {worst.passes} of"
+        " {worst.of} cases.",
+        "The policy is paid for saying nothing, and learns that first.",
+        f"Return 0 for a reply without an answer, and at most {FORMAT_BONUS:.0%} of the score for the format.",
+        passing={"fail": 0.5, "warning": ANY},
+        paying={"fail": 0.5, "warning": FORMAT_BONUS + ANY, "info": 0.05},
+        is_mild=_varies,
     ),
-    EnvCheck(
+    probe(
         "other-answer",
         "another case's answer does not pass",
-        ReplyProbe(
-            _other_answers,
-            "The right answer of another case gets full score in {worst.passes} of {of} tries: {reply}.",
-            "The score hardly depends on the case: one answer for all of them is enough.",
-            "Compare with what this case asks for. If several answers are right, this is no mistake.",
-            passing={"fail": MOST, "warning": 0.51, "info": ANY},
-        ),
+        _other_answers,
+        "The right answer of another case gets full score in {worst.passes} of {worst.of} tries: {reply}.",
+        "The score hardly depends on the case: one answer for all of them is enough.",
+        "Compare with what this case asks for. If several answers are right, this is no mistake.",
+        passing={"fail": MOST, "warning": 0.51, "info": ANY},
     ),
-    EnvCheck(
+    probe(
         "wrong-answer",
         "a wrong answer in the right format does not pass",
-        ReplyProbe(
-            _ending_in(lambda _, reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply)))),
-            "A wrong answer in the right format gets full score in {worst.passes} of {of} cases: {reply}.",
-            "The policy learns the format and nothing else.",
-            "Compare the answer itself, not only that there is one.",
-            passing={"warning": 0.5, "info": 0.1},
-            is_mild=_is_near,
-        ),
+        _ending_in(lambda _, reply: (rewrapped(reply, wrong) for wrong in wrong_answers(core_of(reply)))),
+        "A wrong answer in the right format gets full score in {worst.passes} of {worst.of} cases: {reply}.",
+        "The policy learns the format and nothing else.",
+        "Compare the answer itself, not only that there is one.",
+        passing={"warning": 0.5, "info": 0.1},
+        is_mild=_is_near,
     ),
-    EnvCheck(
+    probe(
         "shotgun",
         "a list of answers does not pass",
-        ReplyProbe(
-            _ending_in(_several),
-            "A reply that lists several answers gets full score in {worst.passes} of {of} cases if the right one is"
-            " among them: {reply}.",
-            "The policy learns to list candidates instead of deciding.",
-            "Extract one answer, such as the last one after a mark, and compare it as a whole.",
-            passing={"fail": 0.5, "warning": ANY},
-            is_mild=_is_graded,
-        ),
+        _ending_in(_several),
+        "A reply that lists several answers gets full score in {worst.passes} of {worst.of} cases if the right one"
+        " is among them: {reply}.",
+        "The policy learns to list candidates instead of deciding.",
+        "Extract one answer, such as the last one after a mark, and compare it as a whole.",
+        passing={"fail": 0.5, "warning": ANY},
+        is_mild=_is_graded,
     ),
-    EnvCheck(
+    probe(
         "denied-answer",
         "a rejected answer does not pass",
-        ReplyProbe(
-            _ending_in(_denied),
-            "A reply that rejects the right answer gets full score in {worst.passes} of {of} cases: {reply}.",
-            "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
-            "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
-            passing={"warning": 0.25},
-            is_mild=_is_graded,
-        ),
+        _ending_in(_denied),
+        "A reply that rejects the right answer gets full score in {worst.passes} of {worst.of} cases: {reply}.",
+        "The scorer looks for the answer anywhere in its place: what is said about it does not count.",
+        "Ask for the answer in a format, such as <answer>...</answer>, and compare all that is in it.",
+        passing={"warning": 0.25},
+        is_mild=_is_graded,
     ),
-    EnvCheck(
+    probe(
         "lazy-policy",
         "no fixed strategy is enough",
-        ReplyProbe(
-            _strategies,
-            "A fixed strategy, {worst.what}, earns {worst.mean:.0%} of the full score: {reply}.",
-            "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to"
-            " learn.",
-            "Balance the answers of the cases, or ask for more than this strategy gives.",
-            passing={"warning": MOST},
-        ),
+        _strategies,
+        "A fixed strategy, {worst.what}, earns {worst.mean:.0%} of the full score: {reply}.",
+        "The policy finds it within a few steps, and then all scores of a group are equal: nothing is left to learn.",
+        "Balance the answers of the cases, or ask for more than this strategy gives.",
+        passing={"warning": MOST},
     ),
-    EnvCheck(
+    probe(
         "injection",
         "a reply cannot command or flatter the judge",
-        ReplyProbe(
-            _persuading,
-            "A reply that addresses or flatters the judge earns {worst.mean:.0%} instead of {plain:.0%}: {reply}.",
-            "The policy learns to command the judge, or to sound sure, which is easier than the task.",
-            "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
-            paying={"fail": MARGIN},
-            is_mild=lambda *_: False,  # what is plain tells what length and form earn
-            plain=lambda subject: [*everywhere(subject, [JUNK_TEXT, *LONG]), *_wrong()(subject)],
-        ),
+        _persuading,
+        "A reply that addresses or flatters the judge earns {worst.mean:.0%} of the full score: {reply}.",
+        "The policy learns to command the judge, or to sound sure, which is easier than the task.",
+        "Quote the reply as data in the judge's prompt, and let it score the answer without the rest.",
+        paying={"fail": MARGIN},
+        is_mild=_is_plain,
     ),
 )
 """In the order in which they run."""

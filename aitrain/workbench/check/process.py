@@ -33,24 +33,25 @@ Message = dict[str, Any]
 LINES = 3
 """Last lines of output that are shown of a process that ended."""
 
-COLOURS = {"ok": typer.colors.GREEN, "fail": typer.colors.RED, "warning": typer.colors.YELLOW}
+COLOURS = {"ok": "green", "fail": "red", "warning": "yellow"}
 
 
-def messages_of(request: Message, variables: Mapping[str, str] | None = None) -> Iterator[Message]:
+def messages_of(request: Message, variables: Mapping[str, str] = {}) -> Iterator[Message]:
     """What the process of MODULE sends, which has these environment variables as well. If it ends in a check,
     this is the error, and those after it are not made."""
     with tempfile.TemporaryDirectory(prefix="aitrain-check-") as folder:
         file, log = Path(folder, "request.json"), Path(folder, "output.log")
         file.write_text(json.dumps(request), encoding="utf-8")
-        environment = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, **(variables or {})}
+        environment = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ, **variables}
         command = [sys.executable, "-P", "-m", "aitrain.ui.output", MODULE, str(file)]
         with log.open("wb") as output:
             tree = ProcessTree(command, env=environment, stdout=subprocess.PIPE, stderr=output)
-        name = ""
+        when = "it is constructed"
         try:
             for line in tree.stdout:
                 message = json.loads(line)
-                name = message.get("running", name)
+                if "running" in message:
+                    when = f"the check {message['running']} runs"
                 yield message
                 if "episodes" in message or "error" in message:
                     return
@@ -58,7 +59,6 @@ def messages_of(request: Message, variables: Mapping[str, str] | None = None) ->
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
             if "Timeout (" in said:  # of faulthandler
                 how = f"hangs {users_line(stack_of_dump(said.rpartition('Timeout (')[2], ('', '')))}".strip()
-            when = f"the check {name} runs" if name else "it is constructed"
             text = [
                 f"The environment's process {how} while {when}, as that of a training would",
                 *said.splitlines()[-LINES:],

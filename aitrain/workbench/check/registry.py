@@ -22,6 +22,7 @@ from aitrain.workbench.check.process import Message
 from aitrain.workbench.check.subject import (
     NO_TIME,
     SAMPLE,
+    SLOW_SAMPLE,
     CheckResult,
     EnvCheck,
     EnvFinding,
@@ -37,11 +38,9 @@ CALL_SECONDS = 10.0
 PATIENCE = 100.0
 """Seconds for which code may hold the interpreter's lock until the process is taken to hang. Other calls have their
 deadline."""
-FAST_SAMPLE = 4
-"""Cases that are played before a training."""
 
 
-CHECKS: tuple[EnvCheck, ...] = (
+CHECKS = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", rows.dataset, False),
     # first of those that play: what an environment changes only once would not be seen later
     EnvCheck("side-effects", "episodes leave their process as it was, offline", episodes.side_effects),
@@ -83,8 +82,8 @@ def run_check(subject: Subject, check: EnvCheck) -> CheckResult:
         if check.needs_scores and subject.model.used:
             raise NotCheckedError("the scorer uses the model")
         if check.needs_scores and model_judge.not_asked:
-            results = [episode.result for episode in subject.play(subject.pairs)]
-            if all(one.score is None and one.failure is None for one in results):
+            played = subject.play(subject.pairs)
+            if all(one.result.score is None and one.result.failure is None for one in played):
                 raise NotCheckedError("all scores are those of judges that were not asked (--ask-judges)")
         found.extend(check.find(subject))
     except NotCheckedError as stopped:
@@ -105,8 +104,8 @@ def check(request: Message, send: Callable[[Message], None], tokenizer_of: Calla
     Raises:
         AitrainError: the environment cannot be constructed, or not be checked before a training.
     """
-    options, is_fast = request["options"], "seconds" in request
-    config = resolve(TrainConfig, None, {"rl_env_timeout": CALL_SECONDS, **options})
+    is_fast = "seconds" in request
+    config = resolve(TrainConfig, None, {"rl_env_timeout": CALL_SECONDS, **request["options"]})
     opened = open_environment(config, tokenizer_of(config))
     environment = opened.runner.environment
     if request.get("digest"):
@@ -117,7 +116,7 @@ def check(request: Message, send: Callable[[Message], None], tokenizer_of: Calla
     note = "\n".join(filter(None, (opened.note, dataset_note(environment), *quiet)))
     cases, held_out = len(opened.cases), len(opened.held_out)
     send({"opened": {"name": opened.runner.label, "cases": cases, "held_out": held_out, "note": note}})
-    with closing(Subject(opened, FAST_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
+    with closing(Subject(opened, SLOW_SAMPLE if is_fast else SAMPLE, SECONDS)) as subject:
         for one in checks:
             send({"running": one.name})
             send({"result": asdict(run_check(subject, one))})
@@ -147,7 +146,7 @@ def answer(request: Message, tokenizer_of: Callable[[TrainConfig], object]) -> N
     def keep_alive() -> None:
         while time.monotonic() < end:  # it ends the process also while code holds the interpreter's lock
             faulthandler.dump_traceback_later(min(seconds, PATIENCE), exit=True, file=2)
-            time.sleep(min(1, seconds))
+            time.sleep(1)
         leave(NO_TIME)
 
     threading.Thread(target=keep_alive, daemon=True).start()

@@ -1,10 +1,10 @@
 """Replies that probe a scorer: without content, hostile, or derived from a reference or a prompt."""
 
 import re
-from string import ascii_lowercase, ascii_uppercase, digits
+from string import ascii_letters, digits
 
 from aitrain.environment.completion_parser import short
-from aitrain.environment.contract import Prompt
+from aitrain.environment.contract import Prompt, as_messages
 from aitrain.runs.json_values import as_text, parse_object
 
 _WRAPPED = (
@@ -124,15 +124,14 @@ def number_of(text: str) -> float | None:
         return None
 
 
-_KINDS = (ascii_lowercase, ascii_uppercase, digits)
-_OTHER = str.maketrans("".join(_KINDS), "".join(kind[3:] + kind[:3] for kind in _KINDS))
+_OTHER = str.maketrans(ascii_letters + digits, ascii_letters[3:] + ascii_letters[:3] + digits[3:] + digits[:3])
 """Other letters and digits; spaces and punctuation stay."""
 
 
 def wrong_answers(core: str) -> list[str]:
     """Answers of the same form that are not `core`: other numbers, other letters and digits, a word backwards."""
     number = number_of(core)
-    if number is None or abs(number) >= 1e15:
+    if number is None or not abs(number) < 1e15:  # NaN, too
         answers = [core.translate(_OTHER)]
     elif number == int(number):
         answers = [str(2 * int(number) + 7), str(int(number) + 1), f"{int(number)}.9", "NaN"]
@@ -157,8 +156,7 @@ def equivalent_forms(reply: str) -> dict[str, str]:
         "in bold": rewrapped(reply, f"**{core}**"),
         "in lower case": rewrapped(reply, core.lower()),
     }
-    tag = re.search(r"<(\w+)>[^<]*</\1>\s*\Z", reply)
-    if tag:
+    if tag := re.search(r"<(\w+)>[^<]*</\1>\s*\Z", reply):
         forms["with its tag named before it"] = f"I will answer in <{tag[1]}> tags.\n{reply}"
         forms["with an empty tag after it"] = f"{reply}\nThat was <{tag[1]}></{tag[1]}>."
     return {name: form for name, form in forms.items() if form != reply}
@@ -169,27 +167,18 @@ def equivalent_forms(reply: str) -> dict[str, str]:
 
 def text_of(prompt: Prompt) -> str:
     """A prompt as one text."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(as_text(message.get("content")) for message in prompt)
+    return "\n".join(as_text(message.get("content")) for message in as_messages(prompt))
 
 
 _JSON_EXAMPLE = re.compile(r"\{[^{}\n]{2,200}\}")
 
 
 def scaffolds(prompt: str) -> list[str]:
-    """Answers without content in the format that the prompt asks for, as far as it shows one."""
-    found = []
-    tags = list(dict.fromkeys(re.findall(r"<([A-Za-z]\w*)>", prompt)))
-    if tags:
-        found.append("".join(f"<{tag}></{tag}>\n" for tag in tags))
-    if "####" in prompt:
-        found.append("####")
-    if "boxed" in prompt:
-        found.append("\\boxed{}")
-    found += [example[0] for example in _JSON_EXAMPLE.finditer(prompt) if parse_object(example[0].encode())]
-    found += [f"{label}:" for label in re.findall(r"(?im)^\W*((?:final )?answer)\s*:", prompt)]
-    return list(dict.fromkeys(text for text in found if text.strip()))
+    """Answers without content in the format that the prompt asks for, as far as it shows one with tags or in JSON; the
+    prompt itself has marks such as ####."""
+    tags = dict.fromkeys(re.findall(r"<([A-Za-z]\w*)>", prompt))
+    found = ["".join(f"<{tag}></{tag}>\n" for tag in tags)] if tags else []
+    return found + [example for example in _JSON_EXAMPLE.findall(prompt) if parse_object(example.encode())]
 
 
 LABELS = ("yes", "no", "True", "False", "A", "B", "C", "D", "0", "1", "2")

@@ -2,12 +2,12 @@
 
 import pickle
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from aitrain.environment.completion_parser import short
-from aitrain.environment.contract import Case, Prompt
+from aitrain.environment.contract import Case, Prompt, as_messages
 from aitrain.environment.dataset import canonical_text, fingerprint
 from aitrain.environment.rollout_session import is_served
 from aitrain.ui.overview import evenly
@@ -43,7 +43,7 @@ def dataset(subject: Subject) -> Iterator[EnvFinding]:
                 case.case_idx,
             )
             break
-    asked = {(str(case.case_idx), text_of(case.prompt or "")) for case in subject.cases if "case_idx" in case.row}
+    asked = {(str(case.case_idx), text_of(case.prompt)) for case in subject.cases if "case_idx" in case.row}
     doubled = [name for name, times in Counter(name for name, _ in asked).items() if times > 1]
     if doubled:
         yield EnvFinding(
@@ -58,7 +58,7 @@ def _problem_with(prompt: Prompt) -> str:
     """What is wrong with a prompt; empty if nothing."""
     if not text_of(prompt).strip():
         return "the prompt has no text."
-    roles = ["user"] if isinstance(prompt, str) else [str(message.get("role")) for message in prompt]
+    roles = [str(message.get("role")) for message in as_messages(prompt)]
     is_right = {*roles} <= ROLES and "system" not in roles[1:] and roles[-1] != "assistant"
     return "" if is_right and ("user", "user") not in pairwise(roles) else f"the roles are {', '.join(roles)}."
 
@@ -97,32 +97,31 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
     is_whole = subject.kind == "score_episode"
 
     def asked(case: Case) -> str:
-        return text_of(case.prompt or "").strip() if is_whole else canonical_text(case.row)
+        return text_of(case.prompt).strip() if is_whole else canonical_text(case.row)
 
-    alike = defaultdict[str, list[Case]](list)
-    for case in subject.cases:
-        alike[asked(case)].append(case)
-    for one, other in [(cases[0], other) for cases in alike.values() for other in cases[1:] if is_whole]:
-        first, second = subject.core(one), subject.core(other)
-        if first is not None and second is not None and not same_answer(first, second):
-            references = f"{short(first, 30)} and {short(second, 30)}"
+    first_of = {asked(case): case for case in reversed(subject.cases)}
+    repeated = [(first, case) for case in subject.cases if (first := first_of[asked(case)]) is not case]
+    for first, case in repeated if is_whole else ():
+        one, other = subject.core(first), subject.core(case)
+        if one is not None and other is not None and not same_answer(one, other):
             yield EnvFinding(
                 "fail",
-                f"Rows {one.number} and {other.number} have the same prompt, and the references {references}.",
+                f"Rows {first.number} and {case.number} have the same prompt, and the references {short(one, 30)} and"
+                f" {short(other, 30)}.",
                 "No policy can be right in both: the score is noise.",
                 "Put what decides the answer into the prompt.",
-                other.case_idx,
+                case.case_idx,
             )
             break
-    are_few = len(alike) == 1 or len(alike) < FEW_PROMPTS * len(subject.cases)
+    are_few = len(first_of) == 1 or len(first_of) < FEW_PROMPTS * len(subject.cases)
     if are_few and is_whole:
         yield EnvFinding(
             "warning",
-            f"There are {len(alike)} different prompts in {len(subject.cases)} rows.",
+            f"There are {len(first_of)} different prompts in {len(subject.cases)} rows.",
             "The policy learns these few prompts by heart, and the held-out score says nothing.",
             "Vary the prompts, or return each one once: an epoch repeats them anyway.",
         )
-    overlap = [case for case in subject.opened.held_out if asked(case) in alike]
+    overlap = [case for case in subject.opened.held_out if asked(case) in first_of]
     if overlap and (is_whole or not are_few):
         yield EnvFinding(
             "warning",
@@ -149,8 +148,9 @@ def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
         text = subject.asked(case)
         # "answer yes or no" names all of them
         lists_labels = len(labels) <= LABELS and any(label in text for label in labels - {core})
-        is_led_to = re.search(rf"(?i){LEAD}{re.escape(core)}(?!\w)", text) or (len(core) > 40 and core in text)
-        if re.search(rf"(?i){NAMED}{re.escape(core)}(?!\w)", text) or (is_led_to and not lists_labels):
+        lead = NAMED if lists_labels else rf"(?:{NAMED}|{LEAD})"
+        is_copied = len(core) > 40 and core in text and not lists_labels
+        if is_copied or re.search(rf"(?i){lead}{re.escape(core)}(?!\w)", text):
             found.append(case)
     if found and 2 * len(found) >= len(cores):
         yield EnvFinding(

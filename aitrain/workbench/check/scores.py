@@ -12,7 +12,6 @@ from aitrain.workbench.check.replies import (
     HOSTILE,
     HOSTILE_ANSWERS,
     SPACES,
-    core_of,
     equivalent_forms,
     quoted,
     rewrapped,
@@ -22,7 +21,6 @@ from aitrain.workbench.check.subject import (
     PASS,
     SLOW_SECONDS,
     EnvFinding,
-    Level,
     NotCheckedError,
     Subject,
     may_be_answer,
@@ -41,15 +39,13 @@ THE_ANSWER = Script(("the answer",))
 
 
 def reference(subject: Subject) -> Iterator[EnvFinding]:
-    """The reference earns the highest score; without one, a column that does is taken for it.
-
-    Raises:
-        NotCheckedError: there is none.
-    """
-    if not callable(getattr(subject.environment, "reference", None)):
+    """The reference earns the highest score; without one that answers, a column that does is taken for it."""
+    if not (subject.referenced or subject.reference_errors):
         column = subject.take_column() if subject.kind == "score_episode" else ""
         if not column:
-            raise NotCheckedError("there is no reference, nor a column that earns the highest score")
+            what = "There is no reference, nor a column that earns the highest score: what needs one is not checked."
+            yield EnvFinding("info", what)
+            return
         yield EnvFinding("info", f"There is no reference; column {column}, which earns the highest score, is taken.")
         wrong = [case for case in subject.sample if not subject.reference(case) and may_be_answer(case.row.get(column))]
         for case in wrong[:1]:
@@ -61,15 +57,13 @@ def reference(subject: Subject) -> Iterator[EnvFinding]:
                 case.case_idx,
             )
         return
-    if not (subject.referenced or subject.reference_errors):
-        yield EnvFinding("info", "reference returns no answer: what needs one is not checked.")
     for error in subject.reference_errors[:1]:
         fix = "Return the right answer for each case_idx; check which case a row's case_idx means."
         yield EnvFinding("fail", error, fix=fix)
     low, high = subject.config.score_bounds
     zero = 0.0 if low <= 0.0 < high else low
-    played = [(one.result.score, one) for one in subject.play(subject.referenced)]
-    scored = [(score, one) for score, one in played if score is not None]
+    played = subject.play(subject.referenced)
+    scored = [(score, one) for one in played if (score := one.result.score) is not None]
     if not scored:
         return
     score, worst = min(scored, key=lambda pair: pair[0])
@@ -102,8 +96,8 @@ def equivalent_answers(subject: Subject) -> Iterator[EnvFinding]:
         for name, form in equivalent_forms(script.replies[-1]).items()
     ]
     worst = [kind.what for kind in earned(subject, forms) if min(kind.shares) < PASS]
-    for name, case, script in forms:
-        if name in worst:
+    for name, case, script in sorted(forms, key=lambda form: form[0] not in SPACES):
+        if name in worst and (subject.share(subject.play_one(case, script)) or 0.0) < PASS:
             yield EnvFinding(
                 "warning" if name in SPACES else "info",
                 f"The reference {name} loses score: {script.replies[-1]!r:.60}. Forms that do: {', '.join(worst)}.",
@@ -135,13 +129,13 @@ REMEDIES = {
 def exceptions(subject: Subject) -> Iterator[EnvFinding]:
     """All replies get a score in the range: nothing raises or hangs, and no service fails that the environment asks."""
     try:
-        replies = {case.number: script.replies[-1] for case, script in subject.decided}
         for case in subject.sample[:2]:
             # a column is often the right answer, and there may be no reference
             texts = [*HOSTILE, *subject.tool_calls, *(str(value)[:2000] for value in case.row.values())]
-            if reply := replies.get(case.number):
-                texts += [*(rewrapped(reply, text) for text in HOSTILE_ANSWERS), core_of(reply), *reply.split()[-1:]]
             subject.play((case, Constant(text)) for text in texts)
+        for case, script in subject.decided[:2]:
+            texts = [rewrapped(script.replies[-1], answer) for answer in HOSTILE_ANSWERS]
+            subject.play((case, script.ending_in(text)) for text in texts)
     finally:  # what the first ones did is worth knowing if the time is over, perhaps because of them
         yield from _failures(subject)
 
@@ -158,8 +152,8 @@ def _failures(subject: Subject) -> Iterator[EnvFinding]:
         place = failure.kind if is_of_service else failure.message.partition("\n")[2] or failure.place
         fix = OWN_STATE if RAN_BESIDE in failure.message else REMEDIES.get(failure.kind, CATCH)
         what = f"For {_last_reply(episode)}: {failure.place} {failure.message}"
-        level: Level = "warning" if is_of_service else "fail"
-        found.setdefault(place, EnvFinding(level, what, MISSING, fix, episode.case.case_idx))
+        finding = EnvFinding("warning" if is_of_service else "fail", what, MISSING, fix, episode.case.case_idx)
+        found.setdefault(place, finding)
     yield from list(found.values())[:MOST_FINDINGS]
     if 2 * len(unscored) > len(subject.episodes):
         yield EnvFinding(
@@ -210,17 +204,16 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
             yield EnvFinding("warning" if change < NOISE else "fail", *texts, before.case.case_idx)
             return
     for note in subject.notes[:1]:
-        yield EnvFinding("info", " ".join(note.split()))
+        yield EnvFinding("info", note)
 
 
 def difference(before: Episode, after: Episode) -> tuple[float, str]:
     """By how much the scores of two episodes with the same replies differ, infinite for other conversations or where
     only one failed; and what they got. An episode whose score is unknown differs from none."""
     results = before.result, after.result
-    failures = [result.failure for result in results if result.failure]
+    failures = [result.failure for result in results if result.failure and result.failure.kind != "server"]
     scores = [result.score for result in results if result.score is not None]
-    is_known = len(failures) + len(scores) == 2 and all(failure.kind != "server" for failure in failures)
-    if not is_known or not scores:
+    if len(failures) + len(scores) < 2 or not scores:
         return 0.0, ""
     one, other = ([message.get("content") for message in episode.conversation] for episode in (before, after))
     if one != other:

@@ -27,7 +27,7 @@ PASS = 0.99
 SAMPLE = 16
 """Cases that are played."""
 SLOW_SAMPLE = 4
-"""Cases that are played if one episode takes longer than SLOW_SECONDS."""
+"""Cases that are played if one episode takes longer than SLOW_SECONDS, and before a training."""
 SLOW_SECONDS = 0.5
 LONGEST_ANSWER = 200
 """Characters of a column's value up to which it is tried as an answer."""
@@ -61,9 +61,9 @@ class CheckResult:
     """What one check found; `skipped` says why it did not run."""
 
     name: str
-    description: str = ""
-    findings: Sequence[EnvFinding] = ()
-    skipped: str = ""
+    description: str
+    findings: Sequence[EnvFinding]
+    skipped: str
 
 
 class NotCheckedError(AitrainError):
@@ -79,7 +79,7 @@ class Subject:
         runner = opened.runner
         self.opened, self.cases = opened, opened.cases
         self.environment, self.config, self.kind = runner.environment, runner.config, runner.kind
-        self.chosen = list(evenly(opened.cases, limit))
+        self.chosen = evenly(opened.cases, limit)
         """Cases spread evenly over the dataset, for checks that play nothing."""
         self.at_once = 8
         """Episodes that are played at the same time: they may share one processor, and each has a deadline; 1 if they
@@ -104,9 +104,9 @@ class Subject:
     # -- cases and references
 
     @cached_property
-    def sample(self) -> list[Case]:
+    def sample(self) -> Sequence[Case]:
         """Cases that are played: those that are chosen, or few of them if episodes are slow."""
-        return list(evenly(self.chosen, SLOW_SAMPLE)) if self.episode_seconds > SLOW_SECONDS else self.chosen
+        return evenly(self.chosen, SLOW_SAMPLE) if self.episode_seconds > SLOW_SECONDS else self.chosen
 
     @cached_property
     def episode_seconds(self) -> float:
@@ -128,11 +128,10 @@ class Subject:
         """Take a column whose values earn the highest score in most cases for the reference, in the cases in which they
         do; returns its name, empty if there is none."""
         names = [name for name, value in self.chosen[0].row.items() if name != "prompt" and may_be_answer(value)]
-        taken, most = "", list[tuple[Case, Script]]()
+        taken, most, high = "", list[tuple[Case, Script]](), self.config.score_bounds[1]
         for name, form in product(names[:COLUMNS], FORMS):
             values = [(case, Script((form.format(case.row.get(name)),))) for case in self.sample]
-            scores = [episode.result.score for episode in self.play(values)]
-            right = [pair for pair, score in zip(values, scores, strict=True) if score == self.config.score_bounds[1]]
+            right = [pair for pair, one in zip(values, self.play(values), strict=True) if one.result.score == high]
             if len(right) > max(len(most), len(values) / 2):
                 taken, most = name, right
         self._references |= {case.number: script for case, script in most}
@@ -160,26 +159,26 @@ class Subject:
         answers = [pair for pair in self.referenced if "<tool_call>" not in pair[1].replies[-1] and self.scale(pair[0])]
         without = self.play((case, script.ending_in(JUNK_TEXT)) for case, script in answers)
         return [
-            (case, script)
-            for (case, script), one in zip(answers, without, strict=True)
-            if len(script.replies) == 1 or (self.share(one) or 0.0) < PASS
+            pair
+            for pair, one in zip(answers, without, strict=True)
+            if len(pair[1].replies) == 1 or (self.share(one) or 0.0) < PASS
         ]
 
     def asked(self, case: Case) -> str:
         """What the policy is asked first, as one text: the prompt, and what the environment says first."""
-        return text_of((case.prompt if self.kind == "score_episode" else self.play_one(case, JUNK).prompt) or "")
+        return text_of(case.prompt if self.kind == "score_episode" else self.play_one(case, JUNK).prompt)
 
     @cached_property
     def tool_calls(self) -> list[str]:
-        """Calls of each tool without arguments, and with arguments of the right types that mean nothing; a number is
-        also zero, by which a tool may divide."""
+        """Calls of each tool with arguments of the right types that mean nothing; numbers are also zero, by which a
+        tool may divide."""
         reset, calls = self.play_one(self.sample[0], JUNK).reset, list[str]()
         for function in map(function_part, reset.tools if reset.runs_tools else ()):
             properties = (function.get("parameters") or {}).get("properties") or {}
             kinds = {name: str(schema.get("type")) for name, schema in properties.items()}
             example = {name: EXAMPLES.get(kind, "x") for name, kind in kinds.items()}
             zeros = {name: 0 for name, kind in kinds.items() if kind in ("integer", "number")}
-            for arguments in ({}, example, *([example | zeros] if zeros else ())):
+            for arguments in (example, example | zeros) if zeros else (example,):
                 call = {"name": function.get("name"), "arguments": arguments}
                 calls.append(f"<tool_call>{json.dumps(call)}</tool_call>")
         return calls
@@ -228,8 +227,10 @@ class Subject:
         low, high = self.config.score_bounds
         script = self.reference(case)
         full = self.play_one(case, script).result.score if script else high
-        zero = 0.0 if low <= 0.0 < (full or 0.0) else low
-        return (zero, full) if full is not None and -math.inf < zero < full < math.inf else None
+        if full is None:
+            return None
+        zero = 0.0 if low <= 0.0 < full else low
+        return (zero, full) if -math.inf < zero < full < math.inf else None
 
     def share(self, episode: Episode) -> float | None:
         """The score of an episode as a share of what the reference earns in its case; None if it is missing."""

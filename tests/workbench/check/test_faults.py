@@ -37,6 +37,7 @@ FAULTS = {
     "TriesOfColumn": "repeatable",
     "PaysForCalls": "floor",
     "ShortIsGood": "floor lazy-policy",
+    "NotANumber": "lazy-policy",
     "AnyNumber": "wrong-answer other-answer lazy-policy",
     "AnyOrder": "wrong-answer",
     "Truthy": "other-answer floor wrong-answer shotgun denied-answer lazy-policy",
@@ -135,6 +136,11 @@ def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, 
 @pytest.mark.slow
 def test_a_healthy_environment_passes(healthy: str) -> None:
     assert list(found(f"{FAULTY}:{healthy}")) == []
+
+
+def test_the_case_that_is_shown_is_one_in_which_a_form_of_the_reference_loses_score() -> None:
+    (finding,) = [finding for _, finding in found(f"{FAULTY}:NoStripOfOne")]
+    assert (finding.level, finding.case_idx) == ("warning", 8), finding
 
 
 @pytest.mark.slow
