@@ -54,7 +54,6 @@ def show(
         if has_filter:
             raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain show {folder}")
         rows = [row for row in RunRegistry([folder]).rows() if bool(row["sweep"]) == is_sweep(folder)]
-        rows.sort(key=lambda row: -row["heartbeat"])
         if as_json:
             print_json(rows)
         elif rows:

@@ -140,13 +140,11 @@ DEMO: dict[str, object] = {
     "model": "tiny",
     "rl_env": "envs.arithmetic",
     "rl_preset": "recommended",
-    "batch_size": 128,
     "rl_max_new_tokens": 8,
     "lr": 4e-4,
     "max_steps": 80,
     "eval_cases": 200,
     "eval_strategy": "no",
-    "disable_gradient_checkpointing": True,
     "project_name": "demo",
 }
 
