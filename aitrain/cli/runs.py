@@ -190,10 +190,7 @@ def compare(
     if as_json:
         print_json({"comparisons": [one.to_json() for one in comparisons]})
     else:
-        console = Console(highlight=False)
-        page(console, comparison_texts(comparisons, transcripts))
-        if html is not None:
-            typer.echo(f"page: {html}")
+        page(Console(highlight=False), comparison_texts(comparisons, transcripts))
     worse = [
         f"{one.b.label} is worse than {one.a.label}: {interval_text(one.change, True)}"
         for one in comparisons

@@ -19,8 +19,8 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 PositiveFraction = Annotated[float, Gt(0), Le(1)]
 ProperFraction = Annotated[float, Ge(0), Lt(1)]
 
-TABLES = {"trl": "num_iterations=2", "vllm_args": "max_num_seqs=64"}
-"""Options that are tables, given as KEY=VALUE and repeated; each with an example."""
+TABLES = ("trl", "vllm_args")
+"""Options that are tables, given as KEY=VALUE and repeated."""
 REPEATED = (*TABLES, "rl_env", "rl_stop")
 """Options whose flag may be repeated."""
 
