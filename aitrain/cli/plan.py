@@ -103,8 +103,7 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     repeated = f" x {config.repeated_updates} updates with each batch" if config.repeated_updates > 1 else ""
     cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
-    ends = f", fewer after {config.patience} evaluations in a row without a better one" if config.patience else ""
-    yield "steps", f"{config.max_steps or cases}{ends}"
+    yield "steps", str(config.max_steps or cases)
     yield "options", ", ".join(f"{name} {value}" for name, value in config.changed().items())
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"
