@@ -15,7 +15,6 @@ from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.packages import named_folder
 
 
 @with_options(GenerationOptions)
@@ -110,7 +109,7 @@ def serve(
         raise ConfigError(f"{model} is the address of a server already")
     as_served = {"vllm_mode": "server", "peft": True}  # which may have any type
     config = resolve(TrainConfig, None, flags, {**as_served, **run_options(reference.run, {*RECORDED, "trl"})})
-    folder = named_folder(reference.base) or Path(reference.base).expanduser()
+    folder = packages.named_folder(reference.base) or Path(reference.base).expanduser()
     name = reference.base if reference.kind == "hub" else reference.label
     gpus = gpus[: config.vllm_tensor_parallel_size]
     place = str(folder.resolve()) if folder.is_dir() else reference.base
