@@ -63,7 +63,7 @@ def export(
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
         raise ConfigError(f"{model} is no run, checkpoint or adapter here\nList the runs with: aitrain show")
-    folder = Path(out or f"exports/{reference.label}").expanduser()
+    folder = Path(os.path.expanduser(out or f"exports/{reference.label}"))
     refuse_existing(folder)  # before torch is imported
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
     request = {
