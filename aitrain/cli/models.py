@@ -27,7 +27,6 @@ def chat(
     only: Annotated[Literal["base", "tuned"] | None, typer.Option(metavar="base|tuned", help="One of the two.")] = None,
     system: Annotated[str, typer.Option(help="Begin with this system prompt.")] = "",
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the answers.")] = 0,
     **flags: object,
 ) -> int:
     """Talk to a trained model and its base.
@@ -37,7 +36,7 @@ def chat(
     """
     from aitrain.launch.command_processes import run_on_terminal
 
-    request = {"model": model, "given": flags, "only": only, "system": system, "greedy": greedy, "seed": seed}
+    request = {"model": model, "given": flags, "only": only, "system": system, "greedy": greedy}
     return run_on_terminal("aitrain.jobs.chat", request)
 
 

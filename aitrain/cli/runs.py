@@ -62,11 +62,10 @@ def show(
             typer.echo(f"There are no runs in {folder}.")
         return 0
     from aitrain.runs.rollout_index import RolloutIndex  # here, as the list needs none of these
+    from aitrain.ui import transcript
     from aitrain.ui.episodes import Query, find
     from aitrain.ui.overview import Overview
     from aitrain.ui.terminal import run_texts, text_table
-    from aitrain.ui.transcript import episodes
-    from aitrain.ui.transcript import worst as by_score
 
     rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
@@ -88,11 +87,11 @@ def show(
         case=case or "",
         failure="any" if failed else "",
     )
-    entries = (by_score(rollouts, query) if worst else find(rollouts, query))[:limit]
+    entries = (transcript.worst(rollouts, query) if worst else find(rollouts, query))[:limit]
     if as_json:
         print_json([rollouts.record(entry).to_json() for entry in entries])
     elif entries:
-        page(console, episodes(rollouts, entries))
+        page(console, transcript.episodes(rollouts, entries))
     else:
         typer.echo("There are no such episodes.")
     return 0
