@@ -1,7 +1,6 @@
 """`aitrain plan`: what a run would do and need, here or on other hardware, without starting it. Its flags are those of
 `aitrain grpo`."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -68,7 +67,6 @@ def show_plan(plan: RunPlan, as_json: bool, is_dry_run: bool = False) -> None:
     if not as_json:
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
-        sys.stdout.flush()  # the process takes seconds
     notes = [f"! {note}" for note in plan.notes]
     if is_dry_run:
         from aitrain.launch.command_processes import dry_run  # here, because a plan does not need it
