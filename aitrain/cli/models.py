@@ -103,14 +103,14 @@ def serve(
     from aitrain.vllm.server_arguments import KEY_VARIABLE, LOOPBACK, common_arguments
     from aitrain.vllm.server_process import GUARD, VLLMServer, adapter_arguments, adapter_rank
 
-    reference, gpus = read_model(model), visible_gpus()
+    reference = read_model(model)
     if reference.kind == "url":
         raise ConfigError(f"{model} is the address of a server already")
     as_served = {"vllm_mode": "server", "peft": True}  # which may have any type
     config = resolve(TrainConfig, None, flags, {**as_served, **run_options(reference.run, {*RECORDED, "trl"})})
     folder = packages.named_folder(reference.base) or Path(reference.base).expanduser()
     name = reference.base if reference.kind == "hub" else reference.label
-    gpus = gpus[: config.vllm_tensor_parallel_size]
+    gpus = visible_gpus()[: config.vllm_tensor_parallel_size]
     place = str(folder.resolve()) if folder.is_dir() else reference.base
     arguments = common_arguments(config, place, gpus, adapter_rank(reference))
     arguments["max_model_len"] = config.model_max_length or "auto"
