@@ -61,3 +61,9 @@ def test_a_run_that_may_not_be_read_is_said_in_one_line_and_leaves_the_others_on
         assert re.fullmatch(r"aitrain: runs/closed\S*: Permission denied\n", done.stderr)
     done = said("-c", "from aitrain.ui.run_registry import *; print(*runs_of(places(['runs'])))")
     assert done.stdout == "open\n", done.stderr
+
+
+@pytest.mark.parametrize("command", ["show ~no-such-user/x", "eval ~no-such-user/x", "compare ~no-such-user/x"])
+def test_the_home_of_a_user_who_is_none_is_a_place_that_does_not_exist(command: str, here: Path) -> None:
+    code, _, err = run_in_process(command)
+    assert (code, "~no-such-user/x" in err) == (2, True), err

@@ -78,7 +78,7 @@ def told(name: str) -> tuple[str, str, str]:
     return finding.state, finding.found, finding.advice
 
 
-def test_of_several_gpus_each_is_shown_with_its_memory_or_as_hidden(
+def test_of_several_gpus_each_is_shown_with_its_memory_and_those_that_are_not_hidden(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.install_torch("2.13.0+cu130", "13.0")
@@ -88,7 +88,7 @@ def test_of_several_gpus_each_is_shown_with_its_memory_or_as_hidden(
 
     assert found["GPU 0"].found == "NVIDIA H200, 139.8 of 140.4 GiB free"
     assert found["GPU 1"].found == "NVIDIA H200, 0.9 of 140.4 GiB free"
-    assert found["GPU 2"].found.endswith("hidden by CUDA_VISIBLE_DEVICES")
+    assert found["training on"].found == "GPU 0, 1"
     assert (found["NVIDIA driver"].state, found["torch"].state) == ("ok", "ok")
 
 

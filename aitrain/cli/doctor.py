@@ -5,10 +5,9 @@ libraries, and prints one line per check.
 import platform
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import typer
 from packaging.requirements import Requirement
@@ -32,7 +31,7 @@ def doctor(as_json: AsJson = False) -> int:
     """Check whether this machine can train: libraries, GPUs, disk."""
     findings = list(examine())
     if as_json:
-        print_json({"findings": [asdict(finding) for finding in findings]})
+        print_json({"findings": [finding._asdict() for finding in findings]})
     for finding in findings if not as_json else ():
         state = typer.style(f"{finding.state:8}", COLOURS[finding.state])
         typer.echo(f"{state} {finding.name:14} {finding.found}")
@@ -41,8 +40,7 @@ def doctor(as_json: AsJson = False) -> int:
     return 1 if any(finding.state == "problem" for finding in findings) else 0
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """Result of one check, with advice."""
 
     name: str
@@ -70,7 +68,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _gpus(driver: Driver | None) -> Iterator[Finding]:
-    """The driver and each GPU; one line more if none can be used."""
+    """The driver, each GPU, and those that a training may use: CUDA_VISIBLE_DEVICES may hide some."""
     if driver is not None and driver.failure:
         failed = f"the NVIDIA driver does not answer: {driver.failure}"
         advice = "run nvidia-smi; after a driver update, reboot the machine"
@@ -78,14 +76,13 @@ def _gpus(driver: Driver | None) -> Iterator[Finding]:
         return
     cuda = f", for CUDA up to {driver.cuda}" if driver and driver.cuda else ""
     yield Finding("NVIDIA driver", (driver.version or "of unknown version") + cuda if driver else "none")
-    gpus, usable = driver.gpus if driver else (), visible_gpus()
-    for gpu in gpus:
-        found, is_hidden = gpu.name, gpu.index not in usable and all(name.isdecimal() for name in usable)
+    for gpu in driver.gpus if driver else ():
+        found = gpu.name
         if gpu.total and gpu.free is not None:
             found += f", {gpu.free / 1024:.1f} of {gpu.total / 1024:.1f} GiB free"
-        yield Finding(f"GPU {gpu.index}", found + (", hidden by CUDA_VISIBLE_DEVICES" if is_hidden else ""))
-    if not usable:
-        yield Finding("GPUs", ("all are hidden" if gpus else "no GPU") + ": training on the CPU")
+        yield Finding(f"GPU {gpu.index}", found)
+    usable = ", ".join(visible_gpus())
+    yield Finding("training on", f"GPU {usable}" if usable else "the CPU")
 
 
 # -- libraries

@@ -112,7 +112,7 @@ def _plans(models: Sequence[str], config: Path | None, flags: Mapping[str, objec
         if "project_name" in given:
             name = shared.project_name
         # what a later start finds the same model by, from any folder
-        place = str(reference.run) if reference.kind == "run" and reference.run is not None else reference.given
+        place = str(reference.run) if reference.kind == "run" else reference.given
         options = shared.model_copy(update={"model": absolute(place), "project_name": name})
         plans.append((options, check_eval(options, reference)))
     return plans

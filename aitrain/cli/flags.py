@@ -46,8 +46,7 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file with options; flags override it.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; train nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-AsEvents = Annotated[bool, typer.Option("--json", help="Write events as JSON lines (docs/events.md).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; a training: its events, one a line.")]
 
 
 def print_json(value: object) -> None:

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ async def check(environment: str, rl_env_config: dict[str, Any] | None = None) -
 
 async def plan(options: dict[str, Any]) -> Answer:
     """What a training with these options would do and need, without starting it; refusals come here first."""
-    return await _run("plan", "--json", options=options)
+    return await _run("plan", "--json", *FROM_INPUT, given=json.dumps(options))
 
 
 async def start(options: dict[str, Any]) -> Answer:
@@ -92,7 +91,7 @@ async def show(run: str) -> Answer:
 
 async def eval(models: list[str], options: dict[str, Any] | None = None) -> Answer:
     """Score models, runs or servers on held-out cases."""
-    return await _run("eval", *models, "--json", options=options or {})
+    return await _run("eval", *models, "--json", *FROM_INPUT, given=json.dumps(options or {}))
 
 
 async def compare(models: list[str]) -> Answer:
@@ -116,11 +115,9 @@ def _classes() -> tuple[Any, type[Exception]]:
     return MCPServer, ToolError
 
 
-async def _run(*words: str, options: Mapping[str, Any] | None = None) -> Answer:
-    """What a command says, and its exit code."""
-    command, given = [*COMMAND, *words], ""
-    if options is not None:
-        command, given = [*command, *FROM_INPUT], json.dumps(options)
+async def _run(*words: str, given: str = "") -> Answer:
+    """What a command says, and its exit code; `given` is its standard input."""
+    command = [*COMMAND, *words]
     done = await asyncio.to_thread(
         subprocess.run, command, input=given, capture_output=True, text=True, encoding="utf-8", errors="replace"
     )

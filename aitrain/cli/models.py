@@ -15,7 +15,6 @@ from aitrain.errors import ConfigError
 from aitrain.options.generation import GenerationOptions
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.packages import named_folder
 
 
 @with_options(GenerationOptions)
@@ -28,7 +27,6 @@ def chat(
     only: Annotated[Literal["base", "tuned"] | None, typer.Option(metavar="base|tuned", help="One of the two.")] = None,
     system: Annotated[str, typer.Option(help="Begin with this system prompt.")] = "",
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token each time.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the answers.")] = 0,
     **flags: object,
 ) -> int:
     """Talk to a trained model and its base.
@@ -38,7 +36,7 @@ def chat(
     """
     from aitrain.launch.command_processes import run_on_terminal
 
-    request = {"model": model, "given": flags, "only": only, "system": system, "greedy": greedy, "seed": seed}
+    request = {"model": model, "given": flags, "only": only, "system": system, "greedy": greedy}
     return run_on_terminal("aitrain.jobs.chat", request)
 
 
@@ -64,7 +62,7 @@ def export(
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
         raise ConfigError(f"{model} is no run, checkpoint or adapter here\nList the runs with: aitrain show")
-    folder = Path(out or f"exports/{reference.label}").expanduser()
+    folder = Path(os.path.expanduser(out or f"exports/{reference.label}"))
     refuse_existing(folder)  # before torch is imported
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
     request = {
@@ -105,14 +103,14 @@ def serve(
     from aitrain.vllm.server_arguments import KEY_VARIABLE, LOOPBACK, common_arguments
     from aitrain.vllm.server_process import GUARD, VLLMServer, adapter_arguments, adapter_rank
 
-    reference, gpus = read_model(model), visible_gpus()
+    reference = read_model(model)
     if reference.kind == "url":
         raise ConfigError(f"{model} is the address of a server already")
     as_served = {"vllm_mode": "server", "peft": True}  # which may have any type
     config = resolve(TrainConfig, None, flags, {**as_served, **run_options(reference.run, {*RECORDED, "trl"})})
-    folder = named_folder(reference.base) or Path(reference.base).expanduser()
+    folder = packages.named_folder(reference.base) or Path(reference.base).expanduser()
     name = reference.base if reference.kind == "hub" else reference.label
-    gpus = gpus[: config.vllm_tensor_parallel_size]
+    gpus = visible_gpus()[: config.vllm_tensor_parallel_size]
     place = str(folder.resolve()) if folder.is_dir() else reference.base
     arguments = common_arguments(config, place, gpus, adapter_rank(reference))
     arguments["max_model_len"] = config.model_max_length or "auto"

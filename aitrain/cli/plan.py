@@ -1,7 +1,6 @@
 """`aitrain plan`: what a run would do and need, here or on other hardware, without starting it. Its flags are those of
 `aitrain grpo`."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -68,7 +67,6 @@ def show_plan(plan: RunPlan, as_json: bool, is_dry_run: bool = False) -> None:
     if not as_json:
         for name, text in lines:
             typer.echo(f"{name:12} {text}")
-        sys.stdout.flush()  # the process takes seconds
     notes = [f"! {note}" for note in plan.notes]
     if is_dry_run:
         from aitrain.launch.command_processes import dry_run  # here, because a plan does not need it
@@ -103,8 +101,7 @@ def _run(plan: RunPlan) -> Iterator[Line]:
     yield "lr", f"{config.learning_rate:g}{'' if config.lr else f', {trained}'}"
     repeated = f" x {config.repeated_updates} updates with each batch" if config.repeated_updates > 1 else ""
     cases = f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
-    ends = f", fewer after {config.patience} evaluations in a row without a better one" if config.patience else ""
-    yield "steps", f"{config.max_steps or cases}{ends}"
+    yield "steps", str(config.max_steps or cases)
     yield "options", ", ".join(f"{name} {value}" for name, value in config.changed().items())
     machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     yield "processes", f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}"

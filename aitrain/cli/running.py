@@ -83,12 +83,10 @@ def run_in(
         try:
             for event in begin:
                 show(event)
-            if group is None:
-                processes = (RayProcesses if plan.config.launcher == "ray" else Processes)(plan, folder, show)
-            else:
+            if group is not None:
                 group.show_folder(folder, plan.checkpoint, plan.processes)
-                processes = Processes(plan, folder, show, group)
-            end = processes.run()
+            kind = RayProcesses if plan.config.launcher == "ray" else Processes
+            end = kind(plan, folder, show, group).run()
         except BaseException as error:  # such as of a vLLM server that does not start
             cause, ours = error, to_aitrain_error(error)
             end = Failed(str(ours), ours.exit_code)

@@ -54,7 +54,6 @@ def show(
         if has_filter:
             raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain show {folder}")
         rows = [row for row in run_rows([folder]) if bool(row["sweep"]) == is_sweep(folder)]
-        rows.sort(key=lambda row: -row["heartbeat"])
         if as_json:
             print_json(rows)
         elif rows:
@@ -63,11 +62,10 @@ def show(
             typer.echo(f"There are no runs in {folder}.")
         return 0
     from aitrain.runs.rollout_index import RolloutIndex  # here, as the list needs none of these
+    from aitrain.ui import transcript
     from aitrain.ui.episodes import Query, find
     from aitrain.ui.overview import Overview
     from aitrain.ui.terminal import run_texts, text_table
-    from aitrain.ui.transcript import episodes
-    from aitrain.ui.transcript import worst as by_score
 
     rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
@@ -89,11 +87,11 @@ def show(
         case=case or "",
         failure="any" if failed else "",
     )
-    entries = (by_score(rollouts, query) if worst else find(rollouts, query))[:limit]
+    entries = (transcript.worst(rollouts, query) if worst else find(rollouts, query))[:limit]
     if as_json:
         print_json([rollouts.record(entry).to_json() for entry in entries])
     elif entries:
-        page(console, episodes(rollouts, entries))
+        page(console, transcript.episodes(rollouts, entries))
     else:
         typer.echo("There are no such episodes.")
     return 0
@@ -191,10 +189,7 @@ def compare(
     if as_json:
         print_json({"comparisons": [one.to_json() for one in comparisons]})
     else:
-        console = Console(highlight=False)
-        page(console, comparison_texts(comparisons, transcripts))
-        if html is not None:
-            typer.echo(f"page: {html}")
+        page(Console(highlight=False), comparison_texts(comparisons, transcripts))
     worse = [
         f"{one.b.label} is worse than {one.a.label}: {interval_text(one.change, True)}"
         for one in comparisons

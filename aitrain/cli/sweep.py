@@ -45,8 +45,7 @@ def sweep(
     saved = open_study(file).user_attrs.get("config", {}) if is_begun else {}
     plan = check_sweep(resolve(SweepConfig, None if is_begun else file, flags, saved))
     if dry_run:
-        derived = {"trials": plan.trials, "folder": str(plan.folder), "notes": [*plan.notes]}
-        print_json({**plan.config.written(), **derived})
+        print_json({**plan.config.written(), "trials": plan.trials, "folder": str(plan.folder), "notes": plan.notes})
         return 0
     folder = file
     if not is_begun:

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from aitrain.cli.flags import (
-    AsEvents,
     AsJson,
     ConfigFile,
     DryRun,
@@ -39,7 +38,7 @@ def grpo(
         bool,
         typer.Option("--resume", help="Resume from the newest complete checkpoint: --resume-from-checkpoint auto."),
     ] = False,
-    as_json: AsEvents = False,
+    as_json: AsJson = False,
     **flags: object,
 ) -> int:
     """Train a model with GRPO on your environment.
@@ -127,7 +126,7 @@ def run(
     tiny: Annotated[bool, typer.Option("--tiny", help="With the tiny model, in seconds on the CPU.")] = False,
     *,
     dry_run: DryRun = False,
-    as_json: AsEvents = False,
+    as_json: AsJson = False,
     **flags: object,
 ) -> int:
     """Train a recipe. The flags are those of aitrain grpo, and override its options."""
@@ -140,13 +139,11 @@ DEMO: dict[str, object] = {
     "model": "tiny",
     "rl_env": "envs.arithmetic",
     "rl_preset": "recommended",
-    "batch_size": 128,
     "rl_max_new_tokens": 8,
     "lr": 4e-4,
     "max_steps": 80,
     "eval_cases": 200,
     "eval_strategy": "no",
-    "disable_gradient_checkpointing": True,
     "project_name": "demo",
 }
 
@@ -154,7 +151,7 @@ DEMO: dict[str, object] = {
 @with_options(TrainConfig, {"seed", "project_name", "output_dir"})
 def demo(
     *,
-    as_json: AsEvents = False,
+    as_json: AsJson = False,
     **flags: object,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""

@@ -121,9 +121,10 @@ class EnvironmentOptions(Options):
             return
         if self.rl_env_weights is not None:
             yield "rl_env_weights: there is one environment: leave the weights out"
-        if self.env_place.startswith(_URLS) and self.rl_env_isolation == "process":
+        is_served = self.env_place.startswith(_URLS)
+        if is_served and self.rl_env_isolation == "process":
             yield "rl_env_isolation: the environment runs where its server is: give the option to aitrain env serve"
-        if self.env_place.startswith(_URLS) and self.is_env_on_ray:
+        if is_served and self.is_env_on_ray:
             yield "rl_env_workers: the environment runs where its server is: give a number without ray"
 
     def _rules_of_several(self, places: list[str]) -> Iterator[str]:

@@ -116,7 +116,6 @@ class VLLMOptions(Options):
 
     def rules(self) -> Iterator[str]:
         """An address needs a server; servers that aitrain starts have options of their own."""
-        has_url = self.vllm_server_url is not None
         of_ours = [name for name in _OF_AITRAINS_SERVERS if name in self.changed()]
         if of_ours and not self.starts_vllm_servers:
             yield (
@@ -128,7 +127,7 @@ class VLLMOptions(Options):
                 "vllm_server_gpus: a server that aitrain starts has GPUs of its own\n"
                 "To share one GPU, use vllm_mode colocate, or start the server yourself (vllm_server_url)."
             )
-        if has_url and not (self.use_vllm and self.vllm_mode == "server"):
+        if self.vllm_server_url is not None and not (self.use_vllm and self.vllm_mode == "server"):
             yield (
                 "vllm_server_url: a server is used with use_vllm and vllm_mode server only (an eval: use_vllm)\n"
                 "Add both, or leave the address out."

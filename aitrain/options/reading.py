@@ -42,7 +42,7 @@ def resolve(
         for name, value in layer.items():
             below = values.get(name) or {}
             if name in TABLES and isinstance(value, list) and isinstance(below, dict):
-                value = {**below, **dict(_key_and_value(text, name, TABLES[name]) for text in value)}
+                value = {**below, **dict(_key_and_value(text, name) for text in value)}
             values[name] = value
     return job(**values)
 
@@ -74,16 +74,16 @@ def place_of_run(file: Path) -> dict[str, object]:
     return {"project_name": folder.name, "output_dir": os.path.relpath(folder.parent)}
 
 
-def _key_and_value(text: str, option: str, example: str) -> tuple[str, object]:
+def _key_and_value(text: str, option: str) -> tuple[str, object]:
     """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like; the text itself if
     it cannot be read.
 
     Raises:
-        ConfigError: it has another form; the message has the option and the example.
+        ConfigError: it has another form; the message has the option.
     """
     key, equals, value = text.partition("=")
     if not (key.strip() and equals):
-        raise ConfigError(f"{option}: write KEY=VALUE, like {example}, not {text}")
+        raise ConfigError(f"{option}: write KEY=VALUE, not {text}")
     try:
         return key.strip(), read_yaml(value)
     except ValueError:

@@ -25,7 +25,9 @@ class Options(BaseModel):
     raise ConfigError. Messages name options as here, which flags, files and Python take alike.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, defer_build=True, use_attribute_docstrings=True, str_min_length=1
+    )
 
     section: ClassVar[str]
     """Title of the section, in the help and the docs."""
@@ -85,8 +87,8 @@ def _message(error: ValidationError, job: type[Options]) -> str:
     if first["type"] == "value_error":  # of a validator, or a rule about several options
         text = str(first["ctx"]["error"])
     else:
-        expected = first["msg"].partition(", unable")[0].replace("Input should", "must")
-        text = f"{expected}, not {shown(first['input'])}"
+        rule = first["msg"].partition(", unable")[0].partition(" should ")[2]  # `Input should be a valid number`
+        text = f"must {rule}, not {shown(first['input'])}"
     return f"{name}: {text}\n{job.model_fields[name].description}" if name else text
 
 

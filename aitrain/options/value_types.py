@@ -19,8 +19,8 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 PositiveFraction = Annotated[float, Gt(0), Le(1)]
 ProperFraction = Annotated[float, Ge(0), Lt(1)]
 
-TABLES = {"trl": "num_iterations=2", "vllm_args": "max_num_seqs=64"}
-"""Options that are tables, given as KEY=VALUE and repeated; each with an example."""
+TABLES = ("trl", "vllm_args")
+"""Options that are tables, given as KEY=VALUE and repeated."""
 REPEATED = (*TABLES, "rl_env", "rl_stop")
 """Options whose flag may be repeated."""
 
@@ -37,7 +37,7 @@ def normalize(value: object, annotation: object) -> object:
     """An option's value before pydantic checks it: a path becomes text, and `true` is not the number 1.
 
     Raises:
-        ValueError: it is empty text, text of several lines, or a boolean where none is allowed.
+        ValueError: it is text of several lines, or a boolean where none is allowed.
     """
     kinds = leaves(annotation)
     if isinstance(value, bool) and bool not in kinds:
@@ -45,8 +45,6 @@ def normalize(value: object, annotation: object) -> object:
             if word in kinds:
                 return word  # YAML reads these words as true and false
         raise ValueError(f"must not be {str(value).lower()}")
-    if isinstance(value, str) and not value.strip():
-        raise ValueError("must not be empty")
     if isinstance(value, str) and str in kinds and not value.isprintable():
         raise ValueError(f"must be one line of plain text, not {value[:60]!r}")
     return str(value) if isinstance(value, PurePath) else value
@@ -54,7 +52,7 @@ def normalize(value: object, annotation: object) -> object:
 
 def shown(value: object) -> str:
     """A given value in an error message, at most 60 characters."""
-    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    text = value if isinstance(value, str) and value and value.isprintable() else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -88,7 +86,6 @@ Table = Annotated[dict[str, object], BeforeValidator(_table), WithJsonSchema({"t
 # -- one value, or several
 
 _ONE_OR_SEVERAL = WithJsonSchema({"type": ["string", "array"]})
-_NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 
 
 def _joined(value: object) -> object:
@@ -104,12 +101,12 @@ def _environments(value: object) -> object:
 
 Names = Annotated[str, BeforeValidator(_joined), _ONE_OR_SEVERAL]
 Texts = Annotated[
-    list[_NonEmpty],
+    list[str],
     MinLen(1),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     _ONE_OR_SEVERAL,
 ]
-Environments = Annotated[_NonEmpty | list[_NonEmpty], MinLen(1), BeforeValidator(_environments), _ONE_OR_SEVERAL]
+Environments = Annotated[str | list[str], MinLen(1), BeforeValidator(_environments), _ONE_OR_SEVERAL]
 
 
 def _addresses(value: str) -> str:

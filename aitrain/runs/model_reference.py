@@ -4,6 +4,7 @@ Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, 
 `read_model`, and take over the options of the run that trained it with `run_options`.
 """
 
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -80,7 +81,7 @@ def read_model(given: str) -> ModelReference:
         return ModelReference(given, "hub", given)
     if given.startswith(("http://", "https://")):
         return _address(given)
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))  # Path's own raises where there is no such user
     if not path.exists() and (Path(RUNS) / given).is_dir():
         path = Path(RUNS) / given
     if path.is_dir():

@@ -87,7 +87,7 @@ def places(names: Iterable[str]) -> list[Path]:
     """
     found, runs = list[Path](), Path(RUNS)
     for name in names:
-        path = next((path for path in (Path(name).expanduser(), runs / name) if path.exists()), None)
+        path = next((path for path in (Path(os.path.expanduser(name)), runs / name) if path.exists()), None)
         if path is None:
             near = did_you_mean(name, [path.name for path in runs.glob("*")])
             raise ConfigError(f"There is no run, folder or file {name}.{near}\nList the runs with: aitrain show")
