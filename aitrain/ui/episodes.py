@@ -63,7 +63,7 @@ def find(rollouts: RolloutIndex, query: Query) -> list[IndexEntry]:
     by_case_idx = all(entry.case != query.case for entry in entries)
     found = sorted(
         (entry for entry in entries if query.takes(entry, by_case_idx)),
-        key=lambda entry: (entry.step, entry.eval_phase, entry.group, len(entry.case), entry.case),
+        key=lambda entry: (entry.step, entry.eval_phase, entry.group or 0, len(entry.case), entry.case),
     )
 
     def holds(entry: IndexEntry) -> bool:
@@ -175,7 +175,7 @@ def case_rows(rollouts: RolloutIndex) -> list[dict[str, Any]]:
     rows = list[dict[str, Any]]()
     for (is_held_out, case), entries in grouped(((entry.is_held_out, entry.case), entry) for entry in sampled).items():
         visits = grouped(
-            ((entry.step, entry.eval_phase.startswith("after"), entry.group), entry.score) for entry in entries
+            ((entry.step, entry.eval_phase.startswith("after"), entry.group or 0), entry.score) for entry in entries
         )
         ends = [[score for score in visits[end] if score is not None] for end in (min(visits), max(visits))]
         first, last = (fmean(scores) if scores else None for scores in ends)
