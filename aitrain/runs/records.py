@@ -29,14 +29,6 @@ Prompt = str | list[JsonObject]
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedTurn:
-    """One completion of the policy inside an episode."""
-
-    tokens: int | None
-    """Sampled tokens."""
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedError:
     """Why an episode has no score; `place` is the environment's method or tool."""
 
@@ -118,7 +110,8 @@ class RolloutRecord(EpisodeFacts):
     `reasoning_content` of their messages."""
     completion: str = ""
     """The policy's last answer as text; empty if it ended inside its thought."""
-    turns: tuple[RecordedTurn, ...] = ()
+    turns: list[JsonObject] = field(default_factory=list)
+    """The completions of the policy, each with its sampled `tokens`."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     error: RecordedError | None = None
     seconds: float | None = None
