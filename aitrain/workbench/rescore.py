@@ -123,7 +123,7 @@ def rescore(opened: OpenedEnvironment, records: Iterable[RolloutRecord], first: 
             for one, replayed in zip(ready, played, strict=True):
                 one.take(replayed)
             for one in batch:  # a run may have many
-                one.record = replace(one.record, row={}, tools=[], messages=[], turns=(), rendered_prompt="")
+                one.record = replace(one.record, row={}, tools=[], messages=[], turns=[], rendered_prompt="")
                 del one.answers, one.case
             yield from batch
 
