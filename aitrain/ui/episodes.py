@@ -156,8 +156,10 @@ def episode(rollouts: RolloutIndex, entry: IndexEntry) -> JsonObject:
 
 def _as_shown(value: object) -> str:
     """Text unchanged; other values as JSON, on one line if it is short."""
-    line = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return line if isinstance(value, str) or len(line) <= 80 else json.dumps(value, indent=2, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    line = json.dumps(value, ensure_ascii=False)
+    return line if len(line) <= 80 else json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def tool_name(schema: JsonObject) -> str:
