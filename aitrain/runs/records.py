@@ -58,7 +58,7 @@ class TranscriptMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFacts:
-    """What is short of an episode of training, or of a scoring of the held-out cases."""
+    """The facts of an episode of training, or of a scoring of the held-out cases, which an index has as well."""
 
     step: int = 0
     """In training, the optimizer step that uses the episode; in a scoring, the steps done."""
@@ -85,7 +85,7 @@ class EpisodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord(EpisodeFacts):
-    """One episode with what was said."""
+    """One episode of training, or of a scoring of the held-out cases, with what was said."""
 
     __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False, defer_build=True)
 
