@@ -13,7 +13,7 @@ from aitrain.options.generation import THOUGHT_TOKENS
 from aitrain.options.reading import resolve
 from aitrain.options.train import EvalConfig, TrainConfig
 from aitrain.runs.model_reference import read_model
-from aitrain.runs.records import RecordedTurn, RolloutRecord
+from aitrain.runs.records import RolloutRecord
 from aitrain.runs.result import EvalResult, with_scores
 from aitrain.runs.run_folder import RunFolder, write_json
 from tests.conftest import run_in_process
@@ -32,7 +32,7 @@ class Evals:
         config = resolve(EvalConfig, folder.config)
         self.configs.append(config)
         self.plans.append(plan)
-        record = RolloutRecord(row_number=0, sample=0, score=0.5, eval_phase="eval_sampled", turns=(RecordedTurn(3),))
+        record = RolloutRecord(row_number=0, sample=0, score=0.5, eval_phase="eval_sampled", turns=[{"tokens": 3}])
         begun = EvalResult(folder.path, read_model(config.model).facts, "Arithmetic", 42, 1, 1)
         with_scores(begun, only(["0"]), [record]).write()
 

@@ -3,8 +3,8 @@
 import os
 import pickle
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
 
 from accelerate import PartialState
 
@@ -20,12 +20,11 @@ from aitrain.errors import (
 )
 from aitrain.events import Ended
 from aitrain.runs.checkpoint import PREFIX, clean_partial, damage_of, forget, step_of
-from aitrain.runs.held_out import verdict_of_scores
+from aitrain.runs.held_out import Scoring, verdict_of_scores
 from aitrain.runs.records import MetricsLine, read_rollouts
 from aitrain.runs.result import Result
-from aitrain.runs.statistics import score_table
+from aitrain.runs.statistics import mean_score, score_table
 from aitrain.training.distributed import explain_timeout, of_first
-from aitrain.training.evaluation import EvalScores
 from aitrain.training.held_out_scoring import TrainingOver
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
@@ -33,8 +32,6 @@ from aitrain.training.saving import merge_adapter, save_model, upload
 from aitrain.training.trainer_checkpoint import explain_write_errors
 from aitrain.training.warm_up import can_warm_up, explain_out_of_memory, fit_passes, longest_shapes
 from aitrain.ui.card import try_to_write_card
-
-NO_SCORES = EvalScores()
 
 
 def run(context: RunContext) -> Result | None:
@@ -66,7 +63,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     context.stop.check()
     before = prepared.held_out.before()
     context.stop.check()
-    after, best = NO_SCORES, None
+    after, best = dict[str, Scoring](), None
     try:
         _train(context, prepared)
         _save(context, prepared)
@@ -212,8 +209,8 @@ def _finish(
     context: RunContext,
     prepared: Prepared,
     status: str,
-    before: EvalScores,
-    after: EvalScores = NO_SCORES,
+    before: Mapping[str, Scoring],
+    after: Mapping[str, Scoring] = {},
     best: MetricsLine | None = None,
 ) -> Result:
     """Write result.json and the model card on the first process, and upload the model if the options say so. `before`
@@ -221,9 +218,8 @@ def _finish(
     config, trainer, held_out = context.config, prepared.trainer, prepared.held_out
     plan, step = held_out.plan, trainer.state.global_step
     is_main = trainer.accelerator.is_main_process
-    before = replace(before, mixture=plan.mixture)
-    scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
-    scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
+    scorings = {f"before_{name}": scoring for name, scoring in before.items()}
+    scorings |= {f"after_{name}": scoring for name, scoring in after.items()}
     scores = score_table(scorings, plan.mixture, config.eval_samples)
     because = context.stop.reason if status == "stopped" else None
     records = read_rollouts(context.folder.path) if is_main else ()  # of all processes
@@ -235,8 +231,8 @@ def _finish(
         steps=step,
         model_step=step if best is None else best.step,
         seconds=round(trainer.watch.trained_seconds, 3),
-        score_before=before.means[0],
-        score_after=after.means[0],
+        score_before=mean_score(before["sampled"], plan.mixture),
+        score_after=mean_score(after.get("sampled", {}), plan.mixture),
         selection_score=None if best is None else best.eval_score,
         selection_scorings=None if best is None else len(held_out.state.scorings),
         selection_cases=None if best is None else len(trainer.inputs.split.choosing) or None,

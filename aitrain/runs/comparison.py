@@ -7,7 +7,7 @@ corrected for the number of comparisons.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, get_args
@@ -48,6 +48,8 @@ FORMAT = "format"
 """The score without the lenient one: what the format costs."""
 COMPARED_OPTIONS = (*GenerationOptions.model_fields, "chat_template", "eval_samples")
 """Options that change what is sampled or scored; the model's own are what is compared."""
+COMPARED_FACTS = ("class", "sha256", "package", "config", "environments")
+"""What environment.json says of the environment and its source."""
 
 Outcome = Literal["won", "lost", "equal"]
 
@@ -291,22 +293,19 @@ def _notes(a: RecordedScoring, b: RecordedScoring, matched: Sequence[Matched]) -
             yield f"{unscored} of {len(scores)} episodes of {scoring.label} have no score: they are left out"
         if scoring.status not in ("unknown", "finished"):
             yield f"{scoring.label} is {scoring.status}: it may lack episodes"
-    known = [name for name in COMPARED_OPTIONS if name in a.options and name in b.options]
-    if differing := _differing({name: [a.options[name], b.options[name]] for name in known}):
+    if differing := _differing(COMPARED_OPTIONS, a.options, b.options):
         yield f"Options differ, which may be a part of the change: {differing}"
-    facts = ("class", "sha256", "package", "config", "environments")
-    differing = _differing({name: [one.environment.get(name) for one in (a, b)] for name in facts})
-    if a.environment and b.environment and differing:
+    if differing := _differing(COMPARED_FACTS, a.environment, b.environment):
         yield (
             f"The environments differ: {differing}; the change may be one of the scorer."
             " Apply one scorer to both: aitrain env rescore RUN"
         )
 
 
-def _differing(pairs: Mapping[str, Sequence[object]]) -> str:
-    """The values that differ by their names, as `rl_temperature (1.0 and 0.5)`; long ones are cut."""
+def _differing(names: Sequence[str], a: JsonObject, b: JsonObject) -> str:
+    """What differs of these values, where both are known, as `rl_temperature (1.0 and 0.5)`; long ones are cut."""
     return ", ".join(
-        f"{name} ({' and '.join(short(json.dumps(value)) for value in pair)})"
-        for name, pair in pairs.items()
-        if pair[0] != pair[1]
+        f"{name} ({short(json.dumps(a[name]))} and {short(json.dumps(b[name]))})"
+        for name in names
+        if name in a and name in b and a[name] != b[name]
     )

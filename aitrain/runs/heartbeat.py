@@ -131,11 +131,9 @@ def state_of(folder: RunFolder, status: Mapping[str, object]) -> str:
     """The status of a run, given its status.json: running, finished, failed, stopped, stalled (it made no progress and
     was ended), dead (recorded as running, but its processes are gone), or unknown."""
     recorded = status.get("status")
-    if recorded in ENDED:
-        return str(recorded)
-    if recorded != "running":
-        return "unknown"
-    return "running" if is_alive(folder, status) else "dead"
+    if recorded == "running":
+        return "running" if is_alive(folder, status) else "dead"
+    return str(recorded) if recorded in ENDED else "unknown"
 
 
 # -- the machines of a run

@@ -50,9 +50,7 @@ class ScoreRow(TypedDict):
 
 ScoreTable = dict[str, ScoreRow]
 """Rows by `sampled`, `greedy` and, if cases have K samples, `pass@K`."""
-SCORES: TypeAdapter[dict[str, ScoreRow | IntervalValues | None]] = TypeAdapter(
-    dict[str, ScoreRow | IntervalValues | None]
-)
+SCORES = TypeAdapter(dict[str, ScoreRow | IntervalValues | None])
 
 DECODINGS = ("sampled", "greedy")
 NEARLY = 1e-9

@@ -24,7 +24,7 @@ from aitrain.runs.heartbeat import state_of
 from aitrain.runs.json_values import JsonObject, as_text, read_whole
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 
-ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
+ModelKind = Literal["hub", "folder", "run", "checkpoint", "url"]
 ADAPTER_CONFIG = "adapter_config.json"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LONGEST_LABEL = 60
@@ -155,8 +155,7 @@ def _folder(given: str, path: Path) -> ModelReference:
         if place.parent.name == "checkpoints" and is_named_checkpoint(place) and _is_run(place.parents[1]):
             return _loaded_from(given, "checkpoint", path, place.parents[1], step_of(place))
         run = next((one for one in place.parents[:2] if place.is_relative_to(one / "model") and _is_run(one)), None)
-        kind: ModelKind = "adapter" if (path / ADAPTER_CONFIG).is_file() else "folder"
-        return _loaded_from(given, kind, path, run, _model_step(run) if run else None)
+        return _loaded_from(given, "folder", path, run, _model_step(run) if run else None)
     folder = RunFolder(path)
     if not _has_model(folder.model):
         found = checkpoints_of(folder)

@@ -53,7 +53,7 @@ def locked(folder: RunFolder) -> Iterator[RunFolder]:
     Raises:
         ConfigError: the folder cannot be made or written.
     """
-    file, has_lock = folder.path / LOCK, None
+    file = folder.path / LOCK
     while True:
         try:
             is_new = folder.is_new or not folder.path.exists()

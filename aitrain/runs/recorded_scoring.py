@@ -26,7 +26,7 @@ class RecordedCase:
     """The record of its first episode, without the conversation."""
     env_key: str
     """Name of the environment; of the only one of a run, its class."""
-    samples: dict[str, dict[int, IndexEntry]] = field(default_factory=lambda: {name: {} for name in DECODINGS})
+    samples: dict[str, dict[int | None, IndexEntry]] = field(default_factory=lambda: {name: {} for name in DECODINGS})
     """By decoding and number of the sample; one that was recorded twice is the later one."""
 
     @property

@@ -29,14 +29,6 @@ Prompt = str | list[JsonObject]
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedTurn:
-    """One completion of the policy inside an episode."""
-
-    tokens: int | None
-    """Sampled tokens."""
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedError:
     """Why an episode has no score; `place` is the environment's method or tool."""
 
@@ -65,13 +57,9 @@ class TranscriptMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRecord:
-    """One episode of training, or of a scoring of the held-out cases."""
+class EpisodeFacts:
+    """The facts of an episode of training, or of a scoring of the held-out cases, which an index has as well."""
 
-    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False, defer_build=True)
-
-    schema: int = SCHEMA
-    """Version of the format that the record was read from; 0 without one."""
     step: int = 0
     """In training, the optimizer step that uses the episode; in a scoring, the steps done."""
     weight_version: int = 0
@@ -84,6 +72,25 @@ class RolloutRecord:
     """In training, the episode's group within its step."""
     environment: str = ""
     """Name of the case's environment, in a run with several."""
+    tokens: int = 0
+    """Sampled tokens of all turns."""
+    score: float | None = None
+    advantage: float | None = None
+    discarded: int | None = None
+    """With --rl-sampling refill, the round that played an episode whose group was replaced, 0 for the batch's first
+    groups; None: the episode was trained on."""
+    stop: str = ""
+    """Why the episode ended: done, max_turns, max_tokens, truncated, env_error, env_timeout, no_room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecord(EpisodeFacts):
+    """One episode of training, or of a scoring of the held-out cases, with what was said."""
+
+    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False, defer_build=True)
+
+    schema: int = SCHEMA
+    """Version of the format that the record was read from; 0 without one."""
     row_number: int | None = None
     """The case's row in the dataset; rows of `build_eval_dataset` are numbered after those of the dataset."""
     case_idx: object = None
@@ -103,17 +110,9 @@ class RolloutRecord:
     `reasoning_content` of their messages."""
     completion: str = ""
     """The policy's last answer as text; empty if it ended inside its thought."""
-    turns: tuple[RecordedTurn, ...] = ()
-    tokens: int = 0
-    """Sampled tokens of all turns."""
-    score: float | None = None
-    advantage: float | None = None
-    discarded: int | None = None
-    """With --rl-sampling refill, the round that played an episode whose group was replaced, 0 for the batch's first
-    groups; None: the episode was trained on."""
+    turns: list[JsonObject] = field(default_factory=list)
+    """The completions of the policy, each with its sampled `tokens`."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    stop: str = ""
-    """Why the episode ended: done, max_turns, max_tokens, truncated, env_error, env_timeout, no_room."""
     error: RecordedError | None = None
     seconds: float | None = None
     """Seconds of all calls of the environment together."""

@@ -37,7 +37,7 @@ class Reproduction:
     parts: Mapping[str, Answer]
     """Records, metrics and weights."""
     facts: Mapping[str, tuple[str, str]]
-    """Versions, hardware and source of both runs."""
+    """Versions, hardware and source of the run and of its repetition."""
 
     @property
     def first_difference(self) -> str | None:
@@ -51,7 +51,7 @@ class Reproduction:
             "again": str(self.again),
             "is_same": self.first_difference is None,
             **{name: {"same": same, "about": about} for name, (same, about) in self.parts.items()},
-            "facts": {name: {"run": before, "again": after} for name, (before, after) in self.facts.items()},
+            "facts": self.facts,
         }
 
 

@@ -5,12 +5,12 @@ An incomplete last line is read by the next refresh, and a line that is no recor
 
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from aitrain.environment.completion_parser import short
 from aitrain.runs.json_values import as_text, regular, whole_lines
-from aitrain.runs.records import RECORD, RolloutRecord, prompt_key
+from aitrain.runs.records import RECORD, EpisodeFacts, RolloutRecord, prompt_key
 
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""
@@ -18,11 +18,12 @@ EXCERPT = 160
 LENIENT = "lenient"
 """The metric that is the score without the answer's format."""
 
-GroupKey = tuple[int, str, int, str]
+FACTS = [field.name for field in fields(EpisodeFacts)]
+GroupKey = tuple[int, str, int | None, str]
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry(EpisodeFacts):
     """An episode in the index: its place in the files, and the values for filters and counts."""
 
     number: int
@@ -30,31 +31,15 @@ class IndexEntry:
     file: Path
     offset: int
     length: int
-    step: int
-    weight_version: int
-    """Optimizer steps of the weights."""
-    eval_phase: str
-    """The scoring of the held-out cases, such as `before_sampled`; empty for training."""
-    group: int
-    sample: int
-    """In a scoring, the number of the case's sample."""
     case: str
     """The case's row number; in records without one, its `case_idx`."""
     case_idx: str
     """The environment's name for the case, not necessarily unique."""
-    score: float | None
     lenient: float | None
     """The score without the answer's format, where the environment says it."""
-    advantage: float | None
-    stop: str
     failure: str
     """The kind of failure, empty without one."""
     turns: int
-    tokens: int
-    environment: str = ""
-    """Name of the environment, in a run with several."""
-    discarded: bool = False
-    """Whether its group was replaced, so that it was not trained on."""
 
     @property
     def is_held_out(self) -> bool:
@@ -140,26 +125,16 @@ def entry_of(record: RolloutRecord, number: int, file: Path, offset: int, length
     """The index entry of a record."""
     case_idx = "" if record.case_idx is None else str(record.case_idx)
     return IndexEntry(
-        number,
-        file,
-        offset,
-        length,
-        step=record.step,
-        weight_version=record.weight_version,
-        eval_phase=record.eval_phase,
-        group=record.group or 0,
-        sample=record.sample or 0,
+        **{name: getattr(record, name) for name in FACTS},
+        number=number,
+        file=file,
+        offset=offset,
+        length=length,
         case=case_idx if record.row_number is None else str(record.row_number),
         case_idx=case_idx,
-        score=record.score,
         lenient=record.metrics.get(LENIENT),
-        advantage=record.advantage,
-        stop=record.stop,
         failure=record.error.kind if record.error else "",
         turns=len(record.turns),
-        tokens=record.tokens,
-        environment=record.environment,
-        discarded=record.discarded is not None,
     )
 
 

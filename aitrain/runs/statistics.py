@@ -406,11 +406,6 @@ def weighted_changes(before: Mapping[str, float], after: Mapping[str, float], mi
 # -- pass@K
 
 
-def can_be_solved(mixture: Mixture) -> Mixture:
-    """The environments whose scores have bounds, for chances of solving a case."""
-    return tuple(replace(one, bounds=UNIT) for one in mixture if one.bounds is not None)
-
-
 def chances(scoring: Scoring, tries: int, mixture: Mixture) -> dict[str, float]:
     """Unbiased estimate of the probability that one of `tries` samples is solved, for each case with at least `tries`
     scored samples, of the environments whose scores have bounds."""
@@ -434,7 +429,8 @@ def case_values(
     """The rows of a table for scorings with one decoding, its name: the value of each case in each scoring, and the
     environments that they are of. With several tries also pass@K, with several environments also the rows of each."""
     rows = [(name, list(map(means_of, scorings)), mixture)]
-    if tries > 1 and (solvable := can_be_solved(mixture)):
+    solvable = tuple(replace(one, bounds=UNIT) for one in mixture if one.bounds is not None)
+    if tries > 1 and solvable:
         rows.append((f"pass@{tries}", [chances(scoring, tries, mixture) for scoring in scorings], solvable))
     for row, values, envs in rows:
         yield row, values, envs

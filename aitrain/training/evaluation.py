@@ -4,7 +4,7 @@ it."""
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from aitrain.redaction import to_jsonable
 from aitrain.rollout.engine import Decoding
 from aitrain.runs.held_out import DECODINGS, Scoring, bounds_of, grouped
 from aitrain.runs.records import RolloutRecord, prompt_key, row_columns
-from aitrain.runs.statistics import Mixture, ScoredEnv, mean_score
+from aitrain.runs.statistics import Mixture, ScoredEnv
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import MemberKey, PlayedEpisode, episode_record, finish
 
@@ -76,24 +76,6 @@ class EvalPhase:
     """Optimizer step of the weights."""
 
 
-@dataclass(frozen=True)
-class EvalScores:
-    """The scores of an evaluation, with sampled and with greedy completions."""
-
-    sampled: Scoring = field(default_factory=dict)
-    greedy: Scoring = field(default_factory=dict)
-    mixture: Mixture = ()
-
-    @property
-    def means(self) -> tuple[float | None, float | None]:
-        """Mean score of sampled and of greedy completions, None where nothing was scored."""
-        return mean_score(self.sampled, self.mixture), mean_score(self.greedy, self.mixture)
-
-    def means_of(self, one: ScoredEnv) -> dict[str, float | None]:
-        """Mean score of one environment of several, as `score` and `greedy`."""
-        return {"score": mean_score(self.sampled, (one,)), "greedy": mean_score(self.greedy, (one,))}
-
-
 AfterBatch: TypeAlias = Callable[[list[PlayedEpisode], Scoring], None]
 """Called with a batch of all ranks, and the scores of its decoding until now."""
 
@@ -104,8 +86,8 @@ def evaluate(
     phase: EvalPhase,
     write: Callable[[list[RolloutRecord]], None],
     after_batch: AfterBatch = lambda *_: None,
-) -> EvalScores:
-    """Score the cases with the policy's present weights; returns the same scores on every rank.
+) -> dict[str, Scoring]:
+    """Score the cases with the policy's present weights; returns the scores by decoding, the same on every rank.
 
     Every rank must call this. `write` gets the records of the rank's own episodes after each batch, as often on every
     rank.
@@ -148,7 +130,7 @@ def evaluate(
                     "aitrain env check finds such failures without a model. The first one:\n"
                     f"{rollouts.failures.of(env).first_failure}"
                 )
-    return EvalScores(**scorings, mixture=plan.mixture)
+    return scorings
 
 
 def content_of(case: Case) -> object:

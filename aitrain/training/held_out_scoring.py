@@ -3,7 +3,7 @@ these scores (`--patience`) or as it was asked to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from aitrain import activity
 from aitrain.errors import EpisodesFailed
 from aitrain.events import Evaluated
-from aitrain.runs.held_out import Scoring
+from aitrain.runs.held_out import DECODINGS, Scoring
 from aitrain.runs.records import RECORD, MetricsLine
 from aitrain.runs.run_folder import keep_lines
-from aitrain.runs.statistics import interval_of_mean, named
+from aitrain.runs.statistics import interval_of_mean, mean_score, named
 from aitrain.training.distributed import agree_on
-from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate
+from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
 from aitrain.training.run_context import RunContext
 from aitrain.training.tracking import Tracking
 
@@ -82,25 +82,20 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
     stopped: bool = field(default=False, init=False)
     """Whether the training ended before its last step, with a checkpoint."""
 
-    def before(self) -> EvalScores:
-        """Scores of the initial policy on all cases; the means are those of the cases that are played during the
-        training. A resumed run has them in its checkpoint, unless its cases or samples are others, or are played or
-        scored in another way."""
+    def before(self) -> dict[str, Scoring]:
+        """Scores of the initial policy on all cases, by decoding. A resumed run has them in its checkpoint, unless its
+        cases or samples are others, or are played or scored in another way."""
         plan, folder = self.choosing, self.context.folder
         if plan is not self.plan:
             plan = replace(plan, cases=[*self.plan.cases, *plan.cases])
-        if self.state.before:
-            scores = EvalScores(**self.state.before, mixture=plan.mixture)
-        else:
+        if not self.state.before:
             if self.context.checkpoint is not None and self.trainer.accelerator.is_main_process:
                 for file in folder.rollout_files:
                     keep_lines(file, lambda record: record.eval_phase[:6] != "before", RECORD.validate_json)
             self.trainer.accelerator.wait_for_everyone()
-            scores = self._score(EvalPhase("before", 0, 0), plan)
-            self.state.before = {"sampled": scores.sampled, "greedy": scores.greedy}
-        self.mean_before = scores.means[0]
-        self.diagnosed(0, scores)
-        return scores
+            self.state.before = self._score(EvalPhase("before", 0, 0), plan)
+        self.mean_before = self.diagnosed(0, self.state.before).eval_score
+        return self.state.before
 
     def after_step(self, step: int) -> bool:
         """Score a step, also as a line of metrics; returns whether its score is the best so far."""
@@ -110,21 +105,22 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
         activity.own.enter("training")
         return self.state.add(line)
 
-    def diagnosed(self, step: int, scores: EvalScores) -> MetricsLine:
-        """Scores after a step as a line of metrics, which is looked at."""
-        interval = interval_of_mean(scores.sampled, scores.mixture)
-        sampled, greedy = scores.means
+    def diagnosed(self, step: int, scores: Mapping[str, Scoring]) -> MetricsLine:
+        """Scores after a step as a line of metrics, of the cases that are played during the training; it is looked
+        at."""
+        mixture = self.choosing.mixture
+        interval = interval_of_mean(scores["sampled"], mixture)
         values = {
-            f"env/{one.name}/eval_{name}": mean
-            for one in named(scores.mixture)
-            for name, mean in scores.means_of(one).items()
+            f"env/{one.name}/eval_{name}": mean_score(scores[decoding], (one,))
+            for one in named(mixture)
+            for name, decoding in (("score", "sampled"), ("greedy", "greedy"))
         }
         line = MetricsLine(
             step,
             {
-                "eval_score": sampled,
+                "eval_score": mean_score(scores["sampled"], mixture),
                 "eval_low": None if interval is None else interval["low"],
-                "eval_greedy": greedy,
+                "eval_greedy": mean_score(scores["greedy"], mixture),
                 "eval_cases": len(self.choosing.cases),
                 "eval_samples": self.choosing.samples,
                 **values,
@@ -134,7 +130,7 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             self.context.diagnose(line)
         return line
 
-    def after(self, model_step: int, is_chosen: bool) -> EvalScores:
+    def after(self, model_step: int, is_chosen: bool) -> dict[str, Scoring]:
         """Scores of model/, the weights of a step; with new samples if the step was chosen by scores of the same
         cases."""
         phase, plan = EvalPhase("after", self.trainer.state.global_step, model_step), self.plan
@@ -189,8 +185,9 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
             self.context.stop.end_run(reason)
         return reason is not None
 
-    def _score(self, phase: EvalPhase, plan: EvalPlan) -> EvalScores:
-        """The scores of a phase, none if no case could be scored: what was trained is worth more than one evaluation.
+    def _score(self, phase: EvalPhase, plan: EvalPlan) -> dict[str, Scoring]:
+        """The scores of a phase by decoding, none if no case could be scored: what was trained is worth more than one
+        evaluation.
 
         Raises:
             EpisodesFailed: nothing was trained yet.
@@ -206,11 +203,12 @@ class HeldOutScoring(TrainerCallback):  # type: ignore[misc]
                 f"The evaluation after step {phase.step} is skipped: {str(error).partition(chr(10))[0]}\n"
                 "aitrain eval scores a model later."
             )
-            return EvalScores(mixture=plan.mixture)
+            return {name: {} for name in plan.decodings}
+        sampled, greedy = (mean_score(scores[name], plan.mixture) for name in DECODINGS)
         if phase.name == "before":
-            self.context.progress.score_before = scores.means[0]
-        each = {one.name: scores.means_of(one)["score"] for one in named(plan.mixture)}
-        evaluated = Evaluated(phase.name.replace("step", "step "), *scores.means, each)
+            self.context.progress.score_before = sampled
+        each = {one.name: mean_score(scores["sampled"], (one,)) for one in named(plan.mixture)}
+        evaluated = Evaluated(phase.name.replace("step", "step "), sampled, greedy, each)
         self.context.announce(evaluated)
         self.tracking.take(evaluated)
         return scores

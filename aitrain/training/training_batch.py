@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from aitrain.environment.session import Group
 from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.rollout.episode import STOPS, Episode
-from aitrain.runs.records import RecordedError, RecordedTurn, RolloutRecord, row_columns
+from aitrain.runs.records import RecordedError, RolloutRecord, row_columns
 from aitrain.training.policy_rollouts import PolicyRollouts
 
 MemberKey: TypeAlias = tuple[int, int]
@@ -173,7 +173,7 @@ def episode_record(
         tools=list(episode.reset.tools),
         messages=episode.conversation,
         completion=episode.transcript.text,
-        turns=tuple(map(RecordedTurn, trajectory.turn_lengths)),
+        turns=[{"tokens": tokens} for tokens in trajectory.turn_lengths],
         tokens=trajectory.sampled_tokens,
         score=episode.result.score,
         metrics=episode.result.metrics,

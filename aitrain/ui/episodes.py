@@ -63,7 +63,7 @@ def find(rollouts: RolloutIndex, query: Query) -> list[IndexEntry]:
     by_case_idx = all(entry.case != query.case for entry in entries)
     found = sorted(
         (entry for entry in entries if query.takes(entry, by_case_idx)),
-        key=lambda entry: (entry.step, entry.eval_phase, entry.group, len(entry.case), entry.case),
+        key=lambda entry: (entry.step, entry.eval_phase, entry.group or 0, len(entry.case), entry.case),
     )
 
     def holds(entry: IndexEntry) -> bool:
@@ -156,8 +156,10 @@ def episode(rollouts: RolloutIndex, entry: IndexEntry) -> JsonObject:
 
 def _as_shown(value: object) -> str:
     """Text unchanged; other values as JSON, on one line if it is short."""
-    line = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return line if isinstance(value, str) or len(line) <= 80 else json.dumps(value, indent=2, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    line = json.dumps(value, ensure_ascii=False)
+    return line if len(line) <= 80 else json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def tool_name(schema: JsonObject) -> str:
@@ -175,7 +177,7 @@ def case_rows(rollouts: RolloutIndex) -> list[dict[str, Any]]:
     rows = list[dict[str, Any]]()
     for (is_held_out, case), entries in grouped(((entry.is_held_out, entry.case), entry) for entry in sampled).items():
         visits = grouped(
-            ((entry.step, entry.eval_phase.startswith("after"), entry.group), entry.score) for entry in entries
+            ((entry.step, entry.eval_phase.startswith("after"), entry.group or 0), entry.score) for entry in entries
         )
         ends = [[score for score in visits[end] if score is not None] for end in (min(visits), max(visits))]
         first, last = (fmean(scores) if scores else None for scores in ends)

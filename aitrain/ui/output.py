@@ -26,8 +26,6 @@ INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def escape_controls(text: str) -> str:
     r"""The text with control and invisible characters escaped: an escape becomes `\x1b`."""
-    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
-        return text
     return "".join(
         character
         if character in HARMLESS or unicodedata.category(character) not in INVISIBLE

@@ -154,11 +154,10 @@ class Overview:
     def scores(self) -> ScoreTable:
         """The held-out scores of result.json, those of an eval as scores after training; without them, the score before
         training, if there is one."""
-        table = recorded_table(self.result.get("scores"))
-        if table and self.status != "running":
+        result = {} if self.status == "running" else self.result  # which is that of its earlier end
+        if table := recorded_table(result.get("scores")):
             return table
-        before = self.result.get("score_before", self.recorded.get("score_before"))
-        after = None if self.status == "running" else self.result.get("score_after")  # that of its earlier end
+        before, after = result.get("score_before", self.recorded.get("score_before")), result.get("score_after")
         row: ScoreRow = {"before": _bare(before), "after": _bare(after), "change": None}
         return {"sampled": row} if row["before"] or row["after"] else {}
 

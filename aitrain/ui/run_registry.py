@@ -1,7 +1,8 @@
 """The runs that the page server shows, each known by an id that is not a path."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ def runs_of(places: Iterable[Path]) -> dict[str, Path]:
     """The runs of some places, which are run folders, sweeps, and folders of both, by id: a sweep before its trials,
     those of a folder with the newest first. An id is a name; a second one of the name is `name (2)`."""
     found = dict[str, Path]()
-    for path in dict.fromkeys(path for place in places for path in _found_in(place.resolve())):
+    paths = ([place] if is_run(place) else _runs_inside(place) for place in map(Path.resolve, places))
+    for path in dict.fromkeys(chain.from_iterable(paths)):
         id = path.name
         while id in found:
             id += " (2)"
@@ -43,17 +45,9 @@ def run_rows(places: Sequence[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def _found_in(place: Path) -> Iterator[Path]:
-    """The runs and sweeps of a place."""
-    if is_run(place):
-        yield place
-    elif place.is_dir():
-        yield from _runs_inside(place)
-
-
 def _runs_inside(folder: Path) -> list[Path]:
-    """The runs in a folder, the newest first; no links, and none that is closed to this user."""
-    runs = [path for path in folder.iterdir() if not path.is_symlink() and os.access(path, os.X_OK) and is_run(path)]
+    """The runs in a folder, the newest first; no links, and none that is closed to this user. None in a file."""
+    runs = [path for path in folder.glob("*") if not path.is_symlink() and os.access(path, os.X_OK) and is_run(path)]
     return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
 
 

@@ -80,11 +80,6 @@ def table(trials: Sequence[FrozenTrial]) -> list[list[str]]:
     return rows
 
 
-def confirm_command(trial: FrozenTrial, folder: Path) -> str:
-    """The command that scores the model of a trial again."""
-    return shlex.join(["aitrain", "eval", str(folder / trial_name(trial.number)), "--samples", "8"])
-
-
 def best_lines(study: Study, folder: Path) -> Iterator[str]:
     """The best trial, what its score does not say, and the command that scores it again."""
     best = best_trial(study)
@@ -96,7 +91,7 @@ def best_lines(study: Study, folder: Path) -> Iterator[str]:
         "The best of several scores is biased upwards: part of it is chance, and its interval does not know of the"
         " choice. Score it again with new samples:"
     )
-    yield f"  {confirm_command(best, folder)}"
+    yield f"  aitrain eval {shlex.quote(str(folder / trial_name(best.number)))} --samples 8"
 
 
 def write_page(study: Study, folder: Path) -> None:

@@ -34,8 +34,8 @@ def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[
             if text:
                 yield Text(f"  {name}: {escape_controls(text)}", style="dim")
         yield from messages_text(records[0].transcript()[0])
-        for entry, record in zip(group, records, strict=True):
-            yield _facts(entry, record)
+        for record in records:
+            yield _facts(record)
             yield from messages_text(record.transcript()[1])
             if error := record.error:
                 text = f"{error.place} {error.kind}: {error.message}"
@@ -45,17 +45,17 @@ def episodes(rollouts: RolloutIndex, entries: Sequence[IndexEntry]) -> Iterator[
 
 def _heading(first: IndexEntry) -> Text:
     what = escape_controls(first.eval_phase).replace("_", ", ") or f"group {first.group}"
-    what += " (discarded)" if first.discarded else ""
+    what += "" if first.discarded is None else " (discarded)"
     named = f" (case_idx {first.case_idx})" if first.case_idx != first.case else ""
     case = escape_controls(f"{first.environment} {first.case}{named}".lstrip())
     return Text(f"step {first.step}, {what}, case {case}", "bold")
 
 
-def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
-    facts = ["" if entry.advantage is None else f"advantage {entry.advantage:+.2f}", escape_controls(entry.stop)]
-    facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens"]
+def _facts(record: RolloutRecord) -> Text:
+    facts = ["" if record.advantage is None else f"advantage {record.advantage:+.2f}", escape_controls(record.stop)]
+    facts += [f"{len(record.turns)} turns" if len(record.turns) > 1 else "", f"{record.tokens} tokens"]
     facts += [f"{escape_controls(name)} {value:.3g}" for name, value in record.metrics.items() if value is not None]
-    return Text.assemble(f"  score {number(entry.score)}", ("  " + ", ".join(filter(None, facts)), "dim"))
+    return Text.assemble(f"  score {number(record.score)}", ("  " + ", ".join(filter(None, facts)), "dim"))
 
 
 def messages_text(messages: Iterable[TranscriptMessage]) -> Iterator[Text]:

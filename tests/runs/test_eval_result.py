@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aitrain.runs.records import RecordedError, RecordedTurn, RolloutRecord
+from aitrain.runs.records import RecordedError, RolloutRecord
 from aitrain.runs.result import EvalResult, with_scores
 from tests.runs.scorings import only
 
@@ -15,7 +15,7 @@ def begun(folder: Path) -> EvalResult:
 
 
 def record(row: int, sample: int, score: float | None, phase: str = "eval_sampled", **more: Any) -> RolloutRecord:
-    values: dict[str, Any] = {"tokens": 4, "turns": (RecordedTurn(4),), "stop": "done", **more}
+    values: dict[str, Any] = {"tokens": 4, "turns": [{"tokens": 4}], "stop": "done", **more}
     return RolloutRecord(row_number=row, sample=sample, score=score, eval_phase=phase, **values)
 
 

@@ -56,7 +56,7 @@ def test_a_run_is_its_model_folder_and_its_checkpoints_and_the_folders_below_mod
     )
     assert (checkpoint.kind, checkpoint.step, checkpoint.base) == ("checkpoint", 20, "tiny")
     assert (merged.kind, merged.adapter, merged.step) == ("folder", None, 40)
-    assert (adapter.kind, adapter.base, adapter.step) == ("adapter", "tiny", 40)
+    assert (adapter.kind, adapter.base, adapter.step) == ("folder", "tiny", 40)
     assert {one.run for one in (checkpoint, merged, adapter)} == {run.resolve()}
 
 

@@ -22,9 +22,10 @@ from aitrain.execution.failure import FailureCount
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Rollout
+from aitrain.runs.held_out import Scoring
 from aitrain.runs.records import RolloutRecord
 from aitrain.training.batch_source import BatchSource, CaseOrder, CaseStream
-from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate
+from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.training_batch import TrainingBatch
 from tests.rollout.scripted import Letters, Scripted
@@ -220,7 +221,7 @@ def test_ranks_share_the_samples_of_a_held_out_case_unless_they_are_scored_toget
 ) -> None:
     plan = EvalPlan(list(cases_of(1)), samples=8, decodings=("sampled",))
 
-    def evaluated(rollouts: PolicyRollouts) -> tuple[int, EvalScores]:
+    def evaluated(rollouts: PolicyRollouts) -> tuple[int, dict[str, Scoring]]:
         records = list[RolloutRecord]()
         scores = evaluate(rollouts, plan, EvalPhase("before", 0, 0), records.extend)
         return len(records), scores

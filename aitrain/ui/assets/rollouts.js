@@ -121,7 +121,7 @@ class RolloutList {
   card(group) {
     const [first] = group.members;
     const scores = group.members.map((episode) => episode.score).filter((value) => value !== null);
-    const what = [el("b", {}, moment(first)), first.eval_phase ? null : ` · group ${count(first.group)}${first.discarded ? " (discarded)" : ""}`, " · case ", isolated(caseName(first), "case")];
+    const what = [el("b", {}, moment(first)), first.eval_phase ? null : ` · group ${count(first.group)}${first.discarded === null ? "" : " (discarded)"}`, " · case ", isolated(caseName(first), "case")];
     const pin = el("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: () => this.pin(group, pin) }, "Compare");
     return el(
       "article",
