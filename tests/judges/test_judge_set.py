@@ -170,10 +170,18 @@ def test_a_wrong_description_is_refused(description: Any, words: str) -> None:
         judges.load(description)
 
 
-@pytest.mark.parametrize("place", ["exact", "own.py:words", "rubric"])
-@pytest.mark.parametrize(("setting", "words"), [({"weight": "high"}, "high"), ({"wieght": 2}, "wieght(=2|\n.*Extra)")])
+@pytest.mark.parametrize("place", ["exact", "own.py:words", "own.py:Lasting", "rubric", "http://127.0.0.1:9"])
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"weight": "high"}, "must be a number, not 'high'"),
+        ({"weight": True}, "must be a number, not True"),
+        ({"weight": float("nan")}, "must be a number, not nan"),
+        ({"wieght": 2}, "wieght|missing"),
+    ],
+)
 def test_a_wrong_setting_is_refused_before_any_answer_is_judged(
     place: str, setting: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ConfigError, match=words):
         judges.load({"judge": place, **setting})
