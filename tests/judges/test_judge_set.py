@@ -177,7 +177,7 @@ def test_a_wrong_description_is_refused(description: Any, words: str) -> None:
         ({"weight": "high"}, "must be a number, not 'high'"),
         ({"weight": True}, "must be a number, not True"),
         ({"weight": float("nan")}, "must be a number, not nan"),
-        ({"wieght": 2}, "wieght|missing"),
+        ({"weigth": 2}, "Did you mean weight"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_any_answer_is_judged(

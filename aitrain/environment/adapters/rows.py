@@ -83,8 +83,10 @@ class RowSource(AdaptedEnvironment):
                 if _are_messages(parsed) or (isinstance(parsed, Mapping) and "ground_truth" in parsed):
                     case[name] = parsed
         if "prompt" not in case:
-            asked = case.get("question") or case.get("problem")
-            case["prompt"] = case.get("messages") or (as_messages(asked) if isinstance(asked, str) else None)
+            said, asked = case.get("messages"), case.get("question") or case.get("problem")
+            case["prompt"] = as_messages(asked) if isinstance(asked, str) else None
+            if _are_messages(said):  # `messages` may be something else, such as their number
+                case["prompt"] = said
             if _are_messages(case["prompt"]) and case["prompt"][-1]["role"] == "assistant":
                 *case["prompt"], last = case["prompt"]
                 case.setdefault("answer", last.get("content"))

@@ -272,7 +272,8 @@ def _function(name: str, place: str, settings: Mapping[str, Any]) -> Any:
             (signature.bind if is_made else signature.bind_partial)(**settings)
     except TypeError as error:
         known = dict(signature.parameters)
-        near = "".join(did_you_mean(setting, known) for setting in settings if setting not in known)
+        others = [*known, "name", "weight", "range"]
+        near = "".join(did_you_mean(setting, others) for setting in settings if setting not in known)
         key = "; a key belongs into the environment variable of key_name" if "key_name" in known else ""
         raise ConfigError(f"judges: {name}: {error}.{near}\nIt takes: {', '.join(known)}{key}") from None
     try:
