@@ -211,11 +211,11 @@ def test_answers_of_a_group_are_ranked_in_both_orders_and_equal_ones_score_equal
 def test_a_remote_judge_gets_the_answer_and_the_row(model: JudgeModel) -> None:
     model.say = lambda body: {"score": 0.5, "length": 3}
     judge = judges.load({"judge": f"{model.url}/score", "name": "theirs"})
-    row = {"data_source": "x", "ground_truth": "4", "extra_info": {"index": 1}, "when": Path("a")}
+    row = {"data_source": "x", "ground_truth": "4", "extra_info": {"index": 1}, "when": Path("a"), "no": float("nan")}
     score = judge(**row, text="four", prompt="2 + 2?", messages=[], case_idx=7, case=row)
     assert score == Score(0.5, {"theirs": 0.5, "theirs/length": 3.0})
     (body,) = model.asked
-    assert (body["response"], body["label"], body["row"]) == ("four", "4", {**row, "when": "a"})
+    assert (body["response"], body["label"], body["row"]) == ("four", "4", {**row, "when": "a", "no": None})
 
 
 def test_without_a_network_no_judge_sends_anything(model: JudgeModel, monkeypatch: pytest.MonkeyPatch) -> None:
