@@ -181,7 +181,6 @@ def scaffolds(prompt: str) -> list[str]:
     return found + [example for example in _JSON_EXAMPLE.findall(prompt) if parse_object(example.encode())]
 
 
-LABELS = ("yes", "no", "True", "False", "A", "B", "C", "D", "0", "1", "2")
-"""Answers that are right by chance in many tasks."""
-NOT_A_NUMBER = "NaN"
-"""An answer that passes if a scorer compares distances, as every comparison with it is false."""
+LABELS = ("NaN", "yes", "no", "True", "False", "A", "B", "C", "D", "0", "1", "2")
+"""Answers that are right by chance in many tasks; and NaN, which passes if a scorer compares distances, as every
+comparison with it is false."""
