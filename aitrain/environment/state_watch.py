@@ -171,7 +171,7 @@ class Walk:
         with suppress(AttributeError, TypeError):
             object.__getattribute__(item, "__dict__")  # a dict from now on, which can be compared
         self.tracked.append(item)
-        if kind.__module__.startswith("numpy.random"):  # compared as pickled, without the C pointers that it refers to
+        if _type_name(item).startswith("numpy.random."):  # compared as pickled, without the C pointers it refers to
             return []
         parts = gc.get_referents(item)
         if not self._is_through_code:

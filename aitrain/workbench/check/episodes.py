@@ -14,7 +14,6 @@ from functools import cache
 from itertools import cycle, islice
 from typing import Any
 
-import numpy
 import psutil
 
 from aitrain.batch import plan_batch
@@ -102,7 +101,10 @@ EFFECTS = (
     ),
     Effect(
         "draw or seed the global random numbers of",
-        lambda: {"random": random.getstate(), "numpy": str(numpy.random.get_state())},
+        lambda: {
+            "random": random.getstate(),  # and that of numpy, if something has imported it
+            "numpy": "numpy.random" in sys.modules and str(sys.modules["numpy.random"].get_state()),
+        },
         "Which episode draws which numbers depends on their timing, so no run can be repeated exactly; and after a seed"
         " all of them draw the same.",
         "Draw from random.Random(seed) of your own; `seed` is an argument of episode and start.",

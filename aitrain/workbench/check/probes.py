@@ -14,7 +14,6 @@ from aitrain.workbench.check.replies import (
     INJECTIONS,
     LABELS,
     LONG,
-    NOT_A_NUMBER,
     core_of,
     number_of,
     quoted,
@@ -191,7 +190,7 @@ def _strategies(subject: Subject) -> Replies:
     """One answer for all cases, or a part of the prompt, in the form of a reference; of few cases, nothing is known."""
     form = subject.decided[0][1].replies[-1] if subject.decided else ""
     cores = [core for case in subject.sample if (core := subject.core(case)) and len(core) <= 200]
-    answers = list(dict.fromkeys((NOT_A_NUMBER, *cores, *LABELS)))[:24]
+    answers = list(dict.fromkeys((*cores, *LABELS)))[:24]
     for case in subject.sample if len(subject.sample) >= 4 else ():
         found = {f"the answer {quoted(answer, 40)} in every case": answer for answer in answers}
         for what, part in {"number": r"-?\d+(?:\.\d+)?", "word": r"[^\W\d_]+"}.items():

@@ -56,12 +56,14 @@ def messages_of(request: Message, variables: Mapping[str, str] = {}) -> Iterator
                 if "episodes" in message or "error" in message:
                     return
             said, code = log.read_text(encoding="utf-8", errors="replace"), tree.wait()
+            last = said.splitlines()[-LINES:]
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            if "Timeout (" in said:  # of faulthandler
+            if "Timeout (" in said:  # of faulthandler, whose stacks are the last lines
+                last = []
                 how = f"hangs {users_line(stack_of_dump(said.rpartition('Timeout (')[2], ('', '')))}".strip()
             text = [
                 f"The environment's process {how} while {when}, as that of a training would",
-                *said.splitlines()[-LINES:],
+                *last,
                 "Bound what it does for long and odd replies, or use --rl-env-isolation process: then all checks run.",
             ]
             yield {"error": "\n".join(text), "exit_code": 3}
@@ -121,8 +123,8 @@ def report(messages: Iterable[Message], show: Callable[[str], object], is_verbos
     if document["checks"]:
         named = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
         made = sum(not one["skipped"] for one in document["checks"])
-        checks = f"{made} checks with {document.get('episodes', 0)} episodes"
-        show(f"\n{checks}: {named or 'nothing found'}")
+        played = f" with {document['episodes']} episodes" if "episodes" in document else ""
+        show(f"\n{made} checks{played}: {named or 'nothing found'}")
     return document
 
 

@@ -1,5 +1,6 @@
 """Replies that probe a scorer: without content, hostile, or derived from a reference or a prompt."""
 
+import math
 import re
 from string import ascii_letters, digits
 
@@ -117,11 +118,12 @@ def _plain(text: str) -> str:
 
 
 def number_of(text: str) -> float | None:
-    """The number that a text is, also with thousands separators; None if it is none."""
+    """The number that a text is, also with thousands separators; None if it is none, as NaN, which equals nothing."""
     try:
-        return float(text.strip().rstrip(".").replace(",", ""))
+        number = float(text.strip().rstrip(".").replace(",", ""))
     except ValueError:
         return None
+    return None if math.isnan(number) else number
 
 
 _OTHER = str.maketrans(ascii_letters + digits, ascii_letters[3:] + ascii_letters[:3] + digits[3:] + digits[:3])
@@ -131,7 +133,7 @@ _OTHER = str.maketrans(ascii_letters + digits, ascii_letters[3:] + ascii_letters
 def wrong_answers(core: str) -> list[str]:
     """Answers of the same form that are not `core`: other numbers, other letters and digits, a word backwards."""
     number = number_of(core)
-    if number is None or not abs(number) < 1e15:  # NaN, too
+    if number is None or abs(number) >= 1e15:
         answers = [core.translate(_OTHER)]
     elif number == int(number):
         answers = [str(2 * int(number) + 7), str(int(number) + 1), f"{int(number)}.9", "NaN"]
@@ -181,7 +183,6 @@ def scaffolds(prompt: str) -> list[str]:
     return found + [example for example in _JSON_EXAMPLE.findall(prompt) if parse_object(example.encode())]
 
 
-LABELS = ("yes", "no", "True", "False", "A", "B", "C", "D", "0", "1", "2")
-"""Answers that are right by chance in many tasks."""
-NOT_A_NUMBER = "NaN"
-"""An answer that passes if a scorer compares distances, as every comparison with it is false."""
+LABELS = ("NaN", "yes", "no", "True", "False", "A", "B", "C", "D", "0", "1", "2")
+"""Answers that are right by chance in many tasks; and NaN, which passes if a scorer compares distances, as every
+comparison with it is false."""

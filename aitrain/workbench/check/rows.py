@@ -88,7 +88,7 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
 def digest(environment: object, cases: Sequence[Case]) -> str:
     """What tells the rows apart, and references that are spread over the dataset."""
     references = [reference_of(environment, case) for case in evenly(cases, REFERENCES)]
-    return fingerprint(cases) + canonical_text(references)
+    return fingerprint(cases) + canonical_text([script and script.replies for script in references])
 
 
 def duplicates(subject: Subject) -> Iterator[EnvFinding]:

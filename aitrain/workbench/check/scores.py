@@ -26,7 +26,7 @@ from aitrain.workbench.check.subject import (
     may_be_answer,
 )
 from aitrain.workbench.opening import NO_MODEL
-from aitrain.workbench.player import Constant, Policy, Script, replied
+from aitrain.workbench.player import JUNK, Constant, Policy, replied
 
 MANY = 32
 """Episodes that are played at the same time, unless one takes longer than QUICK."""
@@ -35,7 +35,6 @@ MOST_FINDINGS = 3
 REPEATS = 3
 NOISE = 0.2
 """Difference of repeated scores from which training is hopeless."""
-THE_ANSWER = Script(("the answer",))
 
 
 def reference(subject: Subject) -> Iterator[EnvFinding]:
@@ -175,7 +174,7 @@ def repeatable(subject: Subject) -> Iterator[EnvFinding]:
     """The same case, seed and replies give the same conversation and score: one episode after another (a few at once
     where they are slow), whatever was played before, and many at the same time."""
     pairs: list[tuple[Case, Policy]] = [*subject.referenced[:6]]
-    pairs += [(case, THE_ANSWER) for case in subject.sample[:6]]
+    pairs += [(case, JUNK) for case in subject.sample[:6]]
     pairs += [(subject.sample[0], Constant(call)) for call in subject.tool_calls]
     rows = [] if subject.referenced else subject.sample[:2]  # a column is often the right answer
     pairs += [(case, Constant(str(value))) for case in rows for value in case.row.values() if may_be_answer(value)]
@@ -225,7 +224,7 @@ def difference(before: Episode, after: Episode) -> tuple[float, str]:
 
 def model_use(subject: Subject) -> Iterator[EnvFinding]:
     """score_episode does not generate with the model by itself."""
-    subject.play_one(subject.sample[0], THE_ANSWER)
+    subject.play_one(subject.sample[0], JUNK)
     if subject.model.used:
         yield EnvFinding(
             "warning",

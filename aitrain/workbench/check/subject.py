@@ -128,14 +128,19 @@ class Subject:
         """Take a column whose values earn the highest score in most cases for the reference, in the cases in which they
         do; returns its name, empty if there is none."""
         names = [name for name, value in self.chosen[0].row.items() if name != "prompt" and may_be_answer(value)]
-        taken, most, high = "", list[tuple[Case, Script]](), self.config.score_bounds[1]
+        taken, most = "", list[tuple[Case, Script]]()
         for name, form in product(names[:COLUMNS], FORMS):
             values = [(case, Script((form.format(case.row.get(name)),))) for case in self.sample]
-            right = [pair for pair, one in zip(values, self.play(values), strict=True) if one.result.score == high]
+            right = self._right(values) if self._right(values[:2]) else []  # a judge may be paid for each
             if len(right) > max(len(most), len(values) / 2):
                 taken, most = name, right
         self._references |= {case.number: script for case, script in most}
         return taken
+
+    def _right(self, pairs: Sequence[tuple[Case, Script]]) -> list[tuple[Case, Script]]:
+        """Those that earn the highest score there can be."""
+        high = self.config.score_bounds[1]
+        return [pair for pair, one in zip(pairs, self.play(pairs), strict=True) if one.result.score == high]
 
     @property
     def referenced(self) -> list[tuple[Case, Script]]:
