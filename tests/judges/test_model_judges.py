@@ -230,7 +230,7 @@ def test_without_a_network_no_judge_sends_anything(model: JudgeModel, monkeypatc
     ("settings", "words"),
     [
         ({"url": "http://me:a-secret@host/v1"}, "holds credentials"),
-        ({"url": "http://host:port/v1"}, "is not a URL"),
+        ({"url": "http://host:port/v1"}, "judges: rubric: .* is not a URL"),
         ({"url": "http://[::1"}, "is not a URL"),
         ({"api_key": "a-secret"}, "a key belongs into the environment variable of key_name"),
         ({"timeout": "a-secret", "retries": -1}, "timeout: .*; retries: "),

@@ -278,6 +278,8 @@ def _function(name: str, place: str, settings: Mapping[str, Any]) -> Any:
         raise ConfigError(f"judges: {name}: {error}.{near}\nIt takes: {', '.join(known)}{key}") from None
     try:
         return function(**settings) if is_made else partial(function, **settings) if settings else function
+    except ConfigError as error:  # its URL
+        raise ConfigError(f"judges: {name}: {error}") from None
     except ValidationError as error:  # of a judge of ours; it does not show what was given
         wrong = "; ".join({f"{one['loc'][0]}: {one['msg']}": "" for one in error.errors()})
         raise ConfigError(f"judges: {name}: {wrong}") from None
