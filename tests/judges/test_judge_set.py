@@ -45,6 +45,9 @@ def longest(texts, **everything):
 
 def too_few(texts):
     return [1.0]
+
+import functools
+half = functools.partial(words, most=8)
 """
 TRUTH = {"ground_truth": "72"}
 NEEDS_MATH_VERIFY = pytest.mark.skipif(
@@ -92,6 +95,7 @@ def test_a_rule_reads_the_marked_answer_and_nothing_else(rule: str, text: str, t
         (["own.py:words", {"judge": "own.py:words", "most": 1}], "72", Score(1.25, {"words": 0.25, "words_1": 1.0})),
         (["exact", "own.py:silent"], "72", Score(1.0, {"exact": 1.0})),
         ("own.py:silent", "72", Score(None)),
+        ("own.py:half", "72", Score(0.125, {"half": 0.125})),
     ],
 )
 def test_the_score_is_the_weighted_sum_and_each_judge_a_metric(description: Any, text: str, score: Score) -> None:

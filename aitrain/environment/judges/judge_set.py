@@ -265,17 +265,9 @@ def _function(name: str, place: str, settings: Mapping[str, Any]) -> Any:
             f"judges: there is no judge {place}.{did_you_mean(place, known)}\nName one of"
             f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
         )
-    is_made = isinstance(function, partial) or inspect.isclass(function)  # others are called with an answer
-    try:
-        if is_made or settings:
-            signature = inspect.signature(function)
-            (signature.bind if is_made else signature.bind_partial)(**settings)
-    except TypeError as error:
-        known = dict(signature.parameters)
-        others = [*known, "name", "weight", "range"]
-        near = "".join(did_you_mean(setting, others) for setting in settings if setting not in known)
-        key = "; a key belongs into the environment variable of key_name" if "key_name" in known else ""
-        raise ConfigError(f"judges: {name}: {error}.{near}\nIt takes: {', '.join(known)}{key}") from None
+    is_made = place.startswith(REMOTE) or inspect.isclass(function)  # others are called with an answer
+    if is_made or settings:
+        _check_settings(name, inspect.signature(function), settings, is_made)
     try:
         return function(**settings) if is_made else partial(function, **settings) if settings else function
     except ConfigError as error:  # its URL
@@ -283,3 +275,14 @@ def _function(name: str, place: str, settings: Mapping[str, Any]) -> Any:
     except ValidationError as error:  # of a judge of ours; it does not show what was given
         wrong = "; ".join({f"{one['loc'][0]}: {one['msg']}": "" for one in error.errors()})
         raise ConfigError(f"judges: {name}: {wrong}") from None
+
+
+def _check_settings(name: str, takes: inspect.Signature, settings: Mapping[str, Any], are_all: bool) -> None:
+    try:
+        (takes.bind if are_all else takes.bind_partial)(**settings)
+    except TypeError as error:
+        known = list(takes.parameters)
+        others = [*known, "name", "weight", "range"]
+        near = "".join(did_you_mean(setting, others) for setting in settings if setting not in known)
+        key = "; a key belongs into the environment variable of key_name" if "key_name" in known else ""
+        raise ConfigError(f"judges: {name}: {error}.{near}\nIt takes: {', '.join(known)}{key}") from None
