@@ -25,8 +25,12 @@ def check_url(url: str, advice: str) -> str:
     Raises:
         ConfigError: it is none, or holds credentials, which belong into an environment variable.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # an address in brackets, or a port, that is none
+        is_one = False
+    if not is_one:
         raise ConfigError(f"{url!r} is not a URL\nGive one such as http://127.0.0.1:8000.")
     if "@" in parts.netloc or redact(url) != url:
         raise ConfigError(f"the URL of {parts.hostname} holds credentials\n{advice}")

@@ -20,9 +20,10 @@ from typing import Any
 
 from rich.console import Console
 
+from aitrain.environment.adapters import SERVED
 from aitrain.environment.dataset import fingerprint
 from aitrain.environment.env_service import EnvService
-from aitrain.environment.loader import load_env
+from aitrain.environment.loader import find_env, load_env
 from aitrain.environment.requirements import requirements_of
 from aitrain.environment.served_environment import METHODS, EnvDescription
 from aitrain.environment.tools import Tools
@@ -64,7 +65,9 @@ def main(request: Request) -> int:
 def _play(request: Request) -> Document:
     # at once: asyncio replaces Python's own handler by one that would wait for a person's answer
     signal.signal(signal.SIGINT, lambda *of_signal: signal.default_int_handler(*of_signal))
-    config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
+    config = resolve(TrainConfig, None, request["options"])
+    if find_env(config).adapter is not SERVED:  # whose server is waited for as long as a call may take
+        config = config.model_copy(update={"rl_env_timeout": NO_DEADLINE})
     return play(open_environment(config, LazyTokenizer(config)), _policy_rollout, **request["play"])
 
 

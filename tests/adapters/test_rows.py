@@ -32,6 +32,7 @@ def cases(*rows: Any, **settings: Any) -> list[dict[str, Any]]:
         ),
         ({"messages": [*MESSAGES, assistant("2")]}, {"prompt": MESSAGES, "answer": "2"}),
         ({"problem": "1 + 1?", "solution": "2"}, {"prompt": MESSAGES, "solution": "2"}),
+        ({"problem": "1 + 1?", "messages": 3}, {"prompt": MESSAGES, "messages": 3}),
         (
             {"prompt": json.dumps(MESSAGES), "reward_model": '{"ground_truth": "2"}'},
             {"prompt": MESSAGES, "ground_truth": "2"},

@@ -45,6 +45,9 @@ def longest(texts, **everything):
 
 def too_few(texts):
     return [1.0]
+
+import functools
+half = functools.partial(words, most=8)
 """
 TRUTH = {"ground_truth": "72"}
 NEEDS_MATH_VERIFY = pytest.mark.skipif(
@@ -92,6 +95,7 @@ def test_a_rule_reads_the_marked_answer_and_nothing_else(rule: str, text: str, t
         (["own.py:words", {"judge": "own.py:words", "most": 1}], "72", Score(1.25, {"words": 0.25, "words_1": 1.0})),
         (["exact", "own.py:silent"], "72", Score(1.0, {"exact": 1.0})),
         ("own.py:silent", "72", Score(None)),
+        ("own.py:half", "72", Score(0.125, {"half": 0.125})),
     ],
 )
 def test_the_score_is_the_weighted_sum_and_each_judge_a_metric(description: Any, text: str, score: Score) -> None:
@@ -170,10 +174,18 @@ def test_a_wrong_description_is_refused(description: Any, words: str) -> None:
         judges.load(description)
 
 
-@pytest.mark.parametrize("place", ["exact", "own.py:words", "rubric"])
-@pytest.mark.parametrize(("setting", "words"), [({"weight": "high"}, "high"), ({"wieght": 2}, "wieght(=2|\n.*Extra)")])
+@pytest.mark.parametrize("place", ["exact", "own.py:words", "own.py:Lasting", "rubric", "http://127.0.0.1:9"])
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"weight": "high"}, "must be a number, not 'high'"),
+        ({"weight": True}, "must be a number, not True"),
+        ({"weight": float("nan")}, "must be a number, not nan"),
+        ({"weigth": 2}, "Did you mean weight"),
+    ],
+)
 def test_a_wrong_setting_is_refused_before_any_answer_is_judged(
     place: str, setting: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ConfigError, match=words):
         judges.load({"judge": place, **setting})

@@ -63,6 +63,11 @@ def test_rows_that_no_judge_can_score_are_refused_before_training(here: Path) ->
     assert own.reference(cases_of(own)[0].row) is None
 
 
+def test_rows_that_are_not_chosen_need_no_judge(here: Path) -> None:
+    write(here, {"train.jsonl": json_lines([ROWS[0], {**ROWS[1], "data_source": "chat"}])})
+    assert len(cases_of(made("rows:train.jsonl", size=1))) == 1
+
+
 # -- aitrain env check
 
 

@@ -22,6 +22,7 @@ from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.served_environment import ServedEnvironment, connect
 from aitrain.environment.session import AssistantTurn, Group
 from aitrain.environment.tools import Tools
+from aitrain.jobs import env_terminal
 from aitrain.redaction import to_jsonable
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
@@ -181,6 +182,15 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
             later = open_sessions(runner, cases[:1], [0])
             assert later[0].failure is None
             end(runner, later)
+
+
+def test_a_player_waits_for_a_server_that_is_gone_no_longer_than_a_training_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(env_terminal.signal, "signal", lambda *of_signal: None)
+    monkeypatch.setattr(env_terminal, "play", lambda opened, *rest: {"seconds": opened.runner.config.rl_env_timeout})
+    with closing(Running(Counts())) as server:
+        assert env_terminal._play({"options": {"rl_env": server.url}, "play": {}}) == {"seconds": 60.0}
 
 
 def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone_or_refuses_them(

@@ -32,8 +32,10 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
         self.first = self.first or messages[0]
         is_trained = messages[0] == self.first and not sample_state().completed
         self.untrained += not is_trained
+        # options are for the models of providers
+        schemas = [tool.model_dump(exclude={"options"}, exclude_none=True) for tool in tools]
         try:
-            answer = await self.endpoint.chat(messages, tools=tools, trained=is_trained)
+            answer = await self.endpoint.chat(messages, tools=schemas, trained=is_trained)
         except EpisodeTruncated as error:
             raise LimitExceededError("custom", value=0, limit=0, message=str(error)) from error
         calls = [

@@ -46,10 +46,10 @@ class RowSource(AdaptedEnvironment):
         Raises:
             ConfigError, EnvironmentFailed: see `cases_of`.
         """
-        return self.choose(self.cases_of(self.data))
+        return self.cases_of(self.data, self.choose)
 
-    def cases_of(self, data: object) -> list[Row]:
-        """All rows of files or data sets, as cases.
+    def cases_of(self, data: object, choose: Callable[[list[Any]], list[Any]] = list) -> list[Row]:
+        """Rows of files or data sets, as cases; those that are not chosen are not checked.
 
         Raises:
             ConfigError: the data are of the wrong type, or a file does not exist.
@@ -58,10 +58,10 @@ class RowSource(AdaptedEnvironment):
         names = [data] if isinstance(data, str) else data
         if not isinstance(names, list):
             raise ConfigError(f"rl_env_config: data must name a file, or a list of files; not {data!r}")
-        rows = [self.case(row, place) for name in names for place, row in read_rows(name, self.split)]
+        rows = [placed for name in names for placed in read_rows(name, self.split)]
         if not rows:
             raise EnvironmentFailed(f"There are no rows in {', '.join(names)}")
-        return rows
+        return [self.case(row, place) for place, row in choose(rows)]
 
     def case(self, row: Any, place: str) -> Row:
         """A row with `prompt` and the new columns, in whichever of the forms it is.
@@ -83,8 +83,10 @@ class RowSource(AdaptedEnvironment):
                 if _are_messages(parsed) or (isinstance(parsed, Mapping) and "ground_truth" in parsed):
                     case[name] = parsed
         if "prompt" not in case:
-            asked = case.get("question") or case.get("problem")
-            case["prompt"] = case.get("messages") or (as_messages(asked) if isinstance(asked, str) else None)
+            said, asked = case.get("messages"), case.get("question") or case.get("problem")
+            case["prompt"] = as_messages(asked) if isinstance(asked, str) else None
+            if _are_messages(said):  # `messages` may be something else, such as their number
+                case["prompt"] = said
             if _are_messages(case["prompt"]) and case["prompt"][-1]["role"] == "assistant":
                 *case["prompt"], last = case["prompt"]
                 case.setdefault("answer", last.get("content"))

@@ -1,12 +1,15 @@
 """Several judges with weights, chosen by the `data_source` of a row, as one judge of its answers."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from aitrain.environment.contract import (
     GROUP_ARGUMENTS,
@@ -236,31 +239,50 @@ def _loaded(description: Any) -> list[Judge]:
                 ' such as {"judge": "rubric", "rubric": "...", "url": "...", "model": "..."}.'
             )
         name = str(settings.pop("name", "remote" if place.startswith(REMOTE) else place.rpartition(":")[2]))
-        given, weight = settings.pop("range", UNIT), float(settings.pop("weight", 1.0))
+        given, weight = settings.pop("range", UNIT), settings.pop("weight", 1.0)
         bounds = score_bounds(given)
         if bounds is None:
             raise ConfigError(f"judges: the range of {name} must be its lowest and highest score, not {given}")
+        if type(weight) not in (int, float) or not math.isfinite(weight):
+            raise ConfigError(f"judges: the weight of {name} must be a number, not {weight!r}")
         while any(judge.name == name for judge in judges):
             name += "_1"
-        judges.append(Judge(name, _function(place, settings), place, weight, bounds))
+        judges.append(Judge(name, _function(name, place, settings), place, float(weight), bounds))
     if not judges:
         raise ConfigError("judges: the list of judges is empty")
     return judges
 
 
-def _function(place: str, settings: Mapping[str, Any]) -> Any:
+def _function(name: str, place: str, settings: Mapping[str, Any]) -> Any:
     """What judges, with its settings."""
-    if place.startswith(REMOTE):
-        return RemoteJudge(url=place, **settings)
     known: dict[str, Any] = {**RULES, **MODELS}
-    function = load_function("rl_env", place) if users_place(place) else known.get(place)
+    if place.startswith(REMOTE):
+        function: Any = partial(RemoteJudge, url=place)
+    else:
+        function = load_function("rl_env", place) if users_place(place) else known.get(place)
     if function is None:
         raise ConfigError(
             f"judges: there is no judge {place}.{did_you_mean(place, known)}\nName one of"
             f" {', '.join(known)}; your own, such as my_judges.py:polite; or a URL."
         )
-    if inspect.isclass(function):
-        return function(**settings)
-    made = partial(function, **settings) if settings else function
-    inspect.signature(made)  # raises for settings that it does not take
-    return made
+    is_made = place.startswith(REMOTE) or inspect.isclass(function)  # others are called with an answer
+    if is_made or settings:
+        _check_settings(name, inspect.signature(function), settings, is_made)
+    try:
+        return function(**settings) if is_made else partial(function, **settings) if settings else function
+    except ConfigError as error:  # its URL
+        raise ConfigError(f"judges: {name}: {error}") from None
+    except ValidationError as error:  # of a judge of ours; it does not show what was given
+        wrong = "; ".join({f"{one['loc'][0]}: {one['msg']}": "" for one in error.errors()})
+        raise ConfigError(f"judges: {name}: {wrong}") from None
+
+
+def _check_settings(name: str, takes: inspect.Signature, settings: Mapping[str, Any], are_all: bool) -> None:
+    try:
+        (takes.bind if are_all else takes.bind_partial)(**settings)
+    except TypeError as error:
+        known = list(takes.parameters)
+        others = [*known, "name", "weight", "range"]
+        near = "".join(did_you_mean(setting, others) for setting in settings if setting not in known)
+        key = "; a key belongs into the environment variable of key_name" if "key_name" in known else ""
+        raise ConfigError(f"judges: {name}: {error}.{near}\nIt takes: {', '.join(known)}{key}") from None

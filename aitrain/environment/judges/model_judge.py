@@ -22,7 +22,7 @@ from aitrain.environment.contract import Prompt
 from aitrain.environment.http_server import check_url
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.user_code import describe_error, own_files
-from aitrain.redaction import redact
+from aitrain.redaction import redact, to_jsonable
 
 VARIABLE, OFFLINE = "AITRAIN_JUDGES", "offline"
 """Environment variable, and its value with which no judge sends a request: each leaves all answers out."""
@@ -129,7 +129,7 @@ class RemoteJudge(JudgeServer, frozen=True):
         fields = {name: episode.get(name) for name in ("prompt", "messages", "case_idx")}
         fields |= {"response": text, "label": case.get("ground_truth"), "row": dict(case)}
         fields["extra_info"] = case.get("extra_info") or {}
-        return await self.post("", json.loads(json.dumps(fields, default=str)))
+        return await self.post("", to_jsonable(fields, redacts=False))
 
 
 LONGEST = 20_000

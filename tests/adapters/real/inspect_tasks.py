@@ -10,7 +10,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, get_model
 from inspect_ai.scorer import Score, includes, match, mean, scorer
 from inspect_ai.solver import generate, system_message
-from inspect_ai.tool import tool
+from inspect_ai.tool import ToolDef, tool
 
 
 @tool
@@ -38,7 +38,8 @@ def chain(count: int = 24) -> Task:
 
 @task
 def agent() -> Task:
-    return Task(dataset=sums(), solver=react(prompt="Add.", tools=[add()]), scorer=includes(), message_limit=8)
+    tools = [ToolDef(add(), options={"provider": {"key": "x"}}).as_tool()]
+    return Task(dataset=sums(), solver=react(prompt="Add.", tools=tools), scorer=includes(), message_limit=8)
 
 
 @task

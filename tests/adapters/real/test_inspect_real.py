@@ -35,7 +35,8 @@ def test_a_chain_of_solvers_and_its_scorer() -> None:
 
 def test_an_agent_goes_on_until_it_submits() -> None:
     agent = played("agent", call("add", x=1, y=1), "hm", call("submit", answer="2"))
-    assert "add" in [tool["function"]["name"] for tool in agent.opening.tools]
+    offered = {tool["function"]["name"]: tool["function"] for tool in agent.opening.tools}
+    assert offered["add"].keys() == {"name", "description", "parameters"}
     assert agent.moves[0].messages[0]["role"] == "tool"
     assert agent.is_over
     assert agent.scored.score == 1.0
