@@ -157,7 +157,11 @@ class RolloutSession(Session):
         if request is not None and not request.is_trained:
             return EnvResponse(prompt=list(request.messages), tools=request.tools or (), is_trained=False)
         if self._messages:
-            messages = () if request is None else new_messages(self._messages, self._tools, request)
+            try:
+                messages = () if request is None else new_messages(self._messages, self._tools, request)
+            except CallFailed as error:  # which is told to the code that has asked, too
+                self._fail_pending(RefusedRequestError(400, error.failure.message, "conversation_rewritten"))
+                raise
             self._messages += messages
             return EnvResponse(messages, is_over=request is None)
         if request is None:
