@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import logging
@@ -429,16 +430,20 @@ class Board(Rows):
 
 
 class KeepsAnObject(Rows):
-    """Of a class that nobody has copied before, as Python notes the slots of a class then."""
+    """Of a class that nobody has copied before, as Python notes the slots of a class then. What it lets other processes
+    have is not all that a copy needs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kept: Any = type("Kept", (), {})()
         self.kept.log = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
     def episode(self, case_idx: int) -> Generator[Any, str, float]:
         self.kept.log.append((yield None))
-        return float(self.kept.log == [str(case_idx)])
+        return float(self.kept.log == [str(case_idx)] and self.count == 0)
 
 
 KNOWN: dict[str, Any] = {}
@@ -562,6 +567,7 @@ class Holds(Rows):
         box: dict[str, int] = {}
         self.get = lambda: box["n"]
         self.fill = _filling(box)
+        self.cached = functools.lru_cache(lambda: {"n": 0})
 
 
 def _filling(box: dict[str, int]) -> Any:
@@ -592,6 +598,12 @@ STATEFUL = {
     "a file that takes the name of another": (
         "own = FILE.with_suffix(f'.{n}'); own.write_text(str(n)); own.replace(FILE)", "int(FILE.read_text())"
     ),
+    "a folder that is made anew, and filled by a program": (
+        "import shutil, subprocess; shutil.rmtree(f'{FILE}.d', ignore_errors=True);"
+        " subprocess.run(['mkdir', '-p', f'{FILE}.d/{n}'])",
+        "int(max(os.listdir(f'{FILE}.d'), key=int))",
+    ),
+    "a dict in a cache": ("env.cached()['n'] = n", "env.cached()['n']"),
     "a database": (
         "import sqlite3; sqlite3.connect(f'{FILE}.db').executescript(f'drop table if exists t;"
         " create table t as select {n} as n')",

@@ -64,6 +64,12 @@ def test_a_message_with_calls_of_tools_alone_is_said_as_one_without_text() -> No
 # -- objects
 
 
+@pytest.mark.parametrize(("begun", "missing"), [(None, "step"), (type("Mute", (), {"step": print})(), "score")])
+def test_a_start_without_return_or_score_is_told_before_the_model_is_asked(begun: Any, missing: str) -> None:
+    with pytest.raises(CallFailed, match=f"returned .*, which has no {missing}"):
+        rehearse(type("Forgets", (Rows,), {"start": lambda self: begun})(), [])
+
+
 class Counter:
     """Wants `goal` answers; its tool counts some at once."""
 

@@ -100,6 +100,11 @@ def test_any_other_result_is_a_failure_of_its_episodes_and_of_no_other_group(
     assert [result.score for result in fine] == [0.5, 0.25, None]
 
 
+def test_a_list_of_another_length_is_told_by_its_length() -> None:
+    (results,) = scored(Returns([0.5] * 40))
+    assert "returned 40 scores" in str(results[0].failure)
+
+
 def test_a_call_that_cannot_reach_a_service_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aitrain.environment.runner.PAUSES", (0.0, 0.0))
     (results,) = scored(Returns(ConnectionRefusedError("no judge"), [0.5] * 3))

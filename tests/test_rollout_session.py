@@ -202,18 +202,18 @@ def test_a_mistake_in_the_score_of_a_cut_episode_is_missing_data(environment: An
 class Mistake(Asks):
     """Asks twice, with what a mistake makes of the second request."""
 
-    told = ""
+    concurrent = True
 
     def __init__(self, second: Any) -> None:
         self.second = second
 
-    async def rollout(self, endpoint: Any) -> float:
+    def rollout(self, endpoint: Any) -> float:
         first = [user("one")]
-        answer = await endpoint.chat(first, tools=[CALCULATOR])
+        answer = endpoint.chat(first, tools=[CALCULATOR])
         try:
-            await endpoint.chat(**self.second(first, answer))
+            endpoint.chat(**self.second(first, answer))
         except ValueError as error:  # the episode fails all the same
-            Mistake.told = str(error)
+            self.told = str(error)
         return 1.0
 
 
@@ -227,10 +227,11 @@ class Mistake(Asks):
     ],
 )  # fmt: skip
 def test_a_conversation_that_is_rewritten_fails_with_what_was_rewritten(second: Any, message: str) -> None:
-    episode = play_one(Mistake(second), echo())
+    mistake = Mistake(second)
+    episode = play_one(mistake, echo())
+    assert mistake.told.startswith(message)
     assert episode.stop == "env_error"
-    assert episode.failure_message == f"rollout of case 0 {Mistake.told}"
-    assert Mistake.told.startswith(message)
+    assert episode.failure_message.startswith(f"rollout of case 0 {message}")
     assert "trained=False" in episode.failure_message
 
 

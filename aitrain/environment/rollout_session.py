@@ -159,8 +159,8 @@ class RolloutSession(Session):
         if self._messages:
             try:
                 messages = () if request is None else new_messages(self._messages, self._tools, request)
-            except CallFailed as error:  # the client is told why as well, and not only that its episode is over
-                self._fail_pending(RefusedRequestError(400, str(error), "conversation_rewritten"))
+            except CallFailed as error:  # which is told to the code that has asked, too
+                self._fail_pending(RefusedRequestError(400, error.failure.message, "conversation_rewritten"))
                 raise
             self._messages += messages
             return EnvResponse(messages, is_over=request is None)

@@ -125,6 +125,9 @@ class Session:
             begun = call_by_name(getattr(self.environment, self.kind), arguments)
             self.episode = _Generator(begun) if self.kind == "episode" else begun
         if self.kind == "start":
+            for name in ("step", "score"):  # before an answer is sampled for it
+                if not callable(getattr(self.episode, name, None)):
+                    raise wrong_type(f"returned {shown(self.episode)}, which has no {name}")
             self._takes_calls = "calls" in (named_by(self.episode.step) or ())
         owner = self.episode if hasattr(self.episode, "get_tools") else self.environment
         self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
@@ -174,8 +177,9 @@ class Session:
         returned = call_by_name(self.environment.score_group, group.arguments())
         returned = returned.tolist() if hasattr(returned, "tolist") else returned
         if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
+            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
             what = f"return a list with one score, or None, for each of {len(group.members)} episodes"
-            raise wrong_type(f"returned {shown(returned)}: {what}")
+            raise wrong_type(f"returned {count}: {what}")
         return list(map(parse_score, returned))
 
     def close_environment(self) -> None:

@@ -195,10 +195,10 @@ def _imported(code: CodeType) -> list[ModuleType]:
 
 def _cached_values(cache: Any) -> list[Any]:
     """The keys and values of an `lru_cache`, and its attributes, without the dict that it keeps them in."""
-    parts = list[Any]()
-    for part in gc.get_referents(cache):
-        parts += part.values() if isinstance(part, dict) and part is not vars(cache) else [part]
-    return parts
+    parts = gc.get_referents(cache)
+    # its own dict comes after the keys and values, which may be dicts, too
+    last = max(place for place, part in enumerate(parts) if type(part) is dict and part is not vars(cache))
+    return [*parts[:last], *parts[last].values(), *parts[last + 1 :]]
 
 
 class StateSnapshot(Walk):
@@ -397,7 +397,9 @@ _PATHS = {
     "open": (0,),
     "sqlite3.connect": (0,),
     "os.rename": (0, 1),
+    "os.truncate": (0,),
     "os.remove": (0,),
+    "os.rmdir": (0,),
 }
 """Events that may change what a path stands for, with the places of the paths."""
 _OWN_VARIABLES = (b"AITRAIN_ENDPOINT_KEY", b"NO_PROXY")
@@ -425,7 +427,7 @@ def _note_event(event: str, given: tuple[Any, ...]) -> None:
             )
         elif event == "sqlite3.connect":  # which does not say whether it will write
             is_written = not any(text in path for text in (":memory:", "mode=memory", "mode=ro"))
-        else:
+        elif event != "os.truncate":
             is_written = given[-1] == -1  # else relative to an open folder
         if is_written:
             watch.wrote(os.path.abspath(path), tracer.episode)
@@ -656,8 +658,13 @@ def copy_of(environment: object, own: Collection[str]) -> object:
     Raises:
         Exception: the environment cannot be copied.
     """
-    shared = {id(value): value for name, value in vars(environment).items() if name not in own}
-    return copy.deepcopy(environment, shared)
+    # without the class's own `__getstate__`, which may leave out what a copy can share, or `__new__`
+    copied, attributes = object.__new__(type(environment)), vars(environment)
+    memo = {id(value): value for name, value in attributes.items() if name not in own}
+    memo[id(environment)] = copied
+    for name, value in attributes.items():
+        vars(copied)[name] = copy.deepcopy(value, memo)
+    return copied
 
 
 def attributes_to_copy(environment: Any, changed: list[object]) -> frozenset[str]:
