@@ -67,3 +67,8 @@ def test_a_run_that_may_not_be_read_is_said_in_one_line_and_leaves_the_others_on
 def test_the_home_of_a_user_who_is_none_is_a_place_that_does_not_exist(command: str, here: Path) -> None:
     code, _, err = run_in_process(command)
     assert (code, "~no-such-user/x" in err) == (2, True), err
+
+
+def test_a_plan_for_the_home_of_a_user_who_is_none_is_made(here: Path) -> None:
+    code, out, err = run_in_process("plan --model tiny --rl-env envs.arithmetic --output-dir ~no-such-user/x")
+    assert (code, "~no-such-user/x" in out) == (0, True), err

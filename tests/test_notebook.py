@@ -73,9 +73,9 @@ def test_progress_and_results_are_displayed_and_an_error_has_the_lines_of_its_ce
         "".join(output.data["text/plain"] for output in cells[source].outputs if "data" in output)
         for source in ("result", "compare(result)")
     )
-    assert re.search(r"^finished: 12 steps in .*\nsampled  0\..*\ngreedy  0\..*\n.* over 32 cases\n", result)
+    assert re.search(r"^finished: 12 .*\nheld-out  before .*\nsampled   0\..*\ngreedy    0\..*\n.* 32 cases\n", result)
     assert "runs/sums/model" in result
-    assert re.search(r"^after compared with before: .* over 32 cases\nsampled  0\.", comparison)
+    assert re.search(r"^after compared with before: .* over 32 cases\nheld-out  before .*\nsampled   0\.", comparison)
 
     shown = "\n".join(cells["class Fails(Sums):"].outputs[-1].traceback)
     assert re.search(r"Cell In\[\d+\], line 3, in build_dataset\n +return \[1 / 0\]", shown), shown

@@ -117,6 +117,7 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ({"rl_num_generation": 4}, "unknown option rl_num_generation. Did you mean rl_num_generations?"),
         ({"self": 1}, "unknown option self"),
         ({"lr": "-1"}, "lr: must be greater than 0, not -1"),
+        ({"max_steps": "9" * 5000}, "max_steps: must be smaller, not 999"),
         ({"vllm_mode": "servr"}, "must be 'colocate' or 'server', not servr"),
         ({"project_name": "a/b"}, "output_dir"),
         ({"rl_env_config": "{'a': 1}"}, "single quotes"),

@@ -381,7 +381,7 @@ def device_memory(gpus: Sequence[str]) -> DeviceMemory:
 
 def free_disk(folder: Path) -> int:
     """Free bytes on the disk of a folder that exists or will be made."""
-    place = folder.expanduser().absolute()
+    place = Path(os.path.expanduser(folder)).absolute()  # also where there is no such user
     while not os.path.exists(place):
         place = place.parent
     return shutil.disk_usage(place).free

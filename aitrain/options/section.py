@@ -88,7 +88,7 @@ def _message(error: ValidationError, job: type[Options]) -> str:
         text = str(first["ctx"]["error"])
     else:
         rule = first["msg"].partition(", unable")[0].partition(" should ")[2]  # `Input should be a valid number`
-        text = f"must {rule}, not {shown(first['input'])}"
+        text = f"must {rule or 'be smaller'}, not {shown(first['input'])}"  # no rule: an integer of 5,000 digits
     return f"{name}: {text}\n{job.model_fields[name].description}" if name else text
 
 

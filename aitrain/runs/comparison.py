@@ -21,7 +21,7 @@ from aitrain.runs.held_out import (
     Scoring,
     Verdict,
     interval_text,
-    table_texts,
+    titled_table,
     verdict_of,
     verdict_sentence,
 )
@@ -145,7 +145,8 @@ class Comparison:
     def __repr__(self) -> str:
         """Its verdict, its rows with the scores of A and of B, and what they say."""
         verdict = f"{self.b.label} compared with {self.a.label}: {verdict_sentence(self.change)}"
-        said = (verdict, *map("  ".join, table_texts(self.rows)), self.format_sentence(), *self.notes)
+        table = titled_table(self.rows, self.a.label, self.b.label)
+        said = (verdict, table, self.format_sentence(), *self.notes)
         return "\n".join(filter(None, said))
 
     def to_json(self) -> JsonObject:

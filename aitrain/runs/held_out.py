@@ -98,6 +98,13 @@ def table_texts(table: ScoreTable) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def titled_table(table: ScoreTable, before: str, after: str) -> str:
+    """The rows of `table_texts` in columns below their titles; empty without scores."""
+    rows = [("held-out", before, after, "change"), *table_texts(table)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows) if rows[1:] else ""
+
+
 def interval_text(value: IntervalValues | None, is_change: bool = False) -> str:
     """`0.612 [0.482, 0.728]`, with signs for a change."""
     if value is None:

@@ -16,7 +16,7 @@ from aitrain.runs.held_out import (
     ScoreTable,
     Verdict,
     grouped,
-    table_texts,
+    titled_table,
     verdict_sentence,
 )
 from aitrain.runs.records import RolloutRecord, read_metrics
@@ -107,9 +107,10 @@ class Result(StoredResult):
     def __repr__(self) -> str:
         """How the run ended, the held-out scores before, after and of the change, what they say, and where the model
         is."""
+        why = f" ({self.stopped_because})" if self.stopped_because else ""
         said = (
-            f"{self.status}: {self.steps} steps in {self.seconds:.0f} s",
-            *map("  ".join, table_texts(self.scores)),
+            f"{self.status}{why}: {self.steps} steps in {self.seconds:.0f} s",
+            titled_table(self.scores, "before", "after"),
             verdict_sentence(self.scores["sampled"]["change"]) if "sampled" in self.scores else "",
             f"{sum(self.failures.values())} of {self.episodes} episodes failed",
             f"model: {self.model}",
