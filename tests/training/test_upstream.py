@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import copyreg
 import functools
 import importlib
 import inspect
@@ -18,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 import typer._click.exceptions
@@ -50,13 +52,13 @@ CALLBACK_EVENTS = {
     "on_train_end",
 }  # fmt: skip
 NOT_INSIDE = {
-    "_exit", "_replace", "_trial_id", "_abc", "_contextvars", "_frozen_importlib", "_lru_list_elem", "_struct", "_max",
-    "_min", "_sample", "_test", "main", "chat_template",
+    "_exit", "_replace", "_trial_id", "_abc", "_contextvars", "_frozen_importlib", "_json", "_lru_list_elem", "_struct",
+    "_max", "_min", "_sample", "_test", "main", "chat_template",
 }  # fmt: skip
 """What Python documents, modules of Python's, endings of names, and the id of a trial in Optuna's journal, which
 tests/sweep/test_sweep.py covers by resuming a killed sweep."""
-OF_ADAPTERS = {"_teardown"}
-"""Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
+OF_ADAPTERS = {"_teardown", "_call_individual_reward_func"}
+"""Of verifiers; tests/adapters/real/test_verifiers.py trains with it where it is installed."""
 
 
 PARAMETERS: list[tuple[Callable[..., Any], str]] = [
@@ -226,6 +228,8 @@ INSIDE: list[tuple[Any, str]] = [
     (sys, "_getframe"),
     (sys, "_current_frames"),
     (functools, "_lru_cache_wrapper"),
+    (copyreg, "_slotnames"),
+    (pandas, "_libs"),
     (random, "_inst"),
     (threading.Semaphore(), "_value"),
     (namedtuple("Named", "field"), "_asdict"),
