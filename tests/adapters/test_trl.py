@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ def rolled(completions, environments, **kwargs):
 
 def polite(completions, **kwargs):
     return [float("please" in one[-1]["content"]) for one in completions]
+
+
+def short(completions, completion_ids, **kwargs):
+    return [1 / len(ids) for ids in completion_ids]
 '''
 
 
@@ -106,3 +111,10 @@ def test_without_data_reset_says_what_is_asked_and_reward_functions_are_added_to
         "Be kind.", "Say yes.",
     ]  # fmt: skip
     assert play(env, cases[0], ["please"])[1].score == 1.5
+
+
+def test_reward_functions_get_the_tokens_of_the_last_answer() -> None:
+    env = made("trl:my_envs.py:Dice", data="rows.jsonl", rewards="my_envs.py:short", score_range="0,1")
+    (case, *_), copies = cases_of(env), pickle.dumps(env.judges)  # as other ranks get what building has set
+    assert play(env, case, ["abcd"])[1].score == 0.25
+    assert b"short" in copies

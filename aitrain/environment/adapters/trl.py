@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aitrain.environment.adapters.reward import Completion, reward_functions
@@ -38,17 +38,19 @@ class TRLEnvironment(RowSource):
         super().__post_init__()
         own = parse_id(self.id)
         self.factory = load_function("rl_env", ":".join(own[0]))
-        functions = reward_functions(self.rewards, self.weights) if self.rewards else []
-        judges: list[Judge] = [*functions]
+        self.functions = reward_functions(self.rewards, self.weights) if self.rewards else []
+        self.own: list[Judge] = []
         if hasattr(self.factory, "get_reward"):
-            judges.append(Judge(own[0][1], lambda environment: environment.get_reward(), bounds=(-math.inf, math.inf)))
-        self.judges = Judges({ANY_SOURCE: judges})
-        self.source_files = source_files(own, [self.factory, *(one.function for one in functions)])
-        if not judges:
+            self.own.append(Judge(own[0][1], _own_reward, bounds=(-math.inf, math.inf)))
+        self.judges = Judges({ANY_SOURCE: [*self.functions, *self.own]})
+        self.source_files = source_files(own, [self.factory, *(one.function for one in self.functions)])
+        if not self.functions and not self.own:
             raise ConfigError(f"rl_env_config: {self.id} has no get_reward: name reward functions with `rewards`")
 
-    def build_dataset(self) -> list[Row]:
+    def build_dataset(self, tokenizer: Any) -> list[Row]:
         """The rows of `data`; without it, rows without a prompt, as `reset` says what is asked."""
+        functions = [replace(function, tokenizer=tokenizer) for function in self.functions]
+        self.judges = Judges({ANY_SOURCE: [*functions, *self.own]})
         if self.data is None:
             return [{"prompt": prompted([], self.system), "trl_row": {}} for _ in range(self.size or 200)]
         # without the message that `reset` continues
@@ -90,6 +92,11 @@ class _TRLEpisode:
         functions get the whole conversation, with calls of tools and their results."""
         case = {**self.row, "prompt": self.prompt}
         return self.judges(completion=completion, case=case, environment=self.made)
+
+
+def _own_reward(environment: Any) -> Any:
+    """The reward of the class itself."""
+    return environment.get_reward()
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
