@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from aitrain.errors import EnvironmentFailed, did_you_mean
@@ -244,7 +245,14 @@ def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> d
 
 def named_by(method: Callable[..., Any]) -> tuple[str, ...] | None:
     """Names of a method's parameters; None if it takes `**kwargs`."""
-    parameters = inspect.signature(method).parameters
+    function = getattr(method, "__func__", method)  # of a bound method, which is another object at each access
+    names = (_names_of if inspect.isfunction(function) else _names_of.__wrapped__)(function)
+    return names[1:] if names and inspect.ismethod(method) else names
+
+
+@lru_cache
+def _names_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    parameters = inspect.signature(function).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return None if takes_all else tuple(parameters)
 
