@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from aitrain.errors import EnvironmentFailed, did_you_mean
-from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.failure import Failure
 
 _IMMUTABLE = (str, int, float, bool, type(None))
@@ -234,7 +233,7 @@ def call_by_name(method: Callable[..., Any], arguments: Mapping[str, Any], share
     """What a method returns, also one that is `async def`, for the arguments that it names; those not in `shared` are
     copied."""
     named = arguments_for(method, arguments)
-    return run_if_async(method(**{name: named[name] if name in shared else copied(named[name]) for name in named}))
+    return _awaited(method(**{name: named[name] if name in shared else copied(named[name]) for name in named}))
 
 
 def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,8 +262,14 @@ def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
         # a parameter with another default, such as `limit=100`, is not for the tokenizer
         is_open = first.default is first.empty or first.default is None or first.name == "tokenizer"
         if is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
-            return run_if_async(method(tokenizer))
+            return _awaited(method(tokenizer))
     return call_by_name(method, {"tokenizer": tokenizer}, MODEL_ARGUMENTS)
+
+
+def _awaited(value: Any) -> Any:
+    from aitrain.execution.async_calls import run_if_async  # here, as no light command needs asyncio
+
+    return run_if_async(value)
 
 
 Bounds = tuple[float, float]
