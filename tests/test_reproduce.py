@@ -116,7 +116,7 @@ def test_versions_that_differ_are_shown_side_by_side(runs: Path) -> None:
     replaced("environment.json", "1.16.0", "1.17.0")(runs / "two")
     code, out, _ = run_in_process("reproduce one two")
     assert code == 0
-    assert out.splitlines()[3].split() == ["trl", "1.16.0", "|", "1.17.0"]
+    assert out.splitlines()[3].split() == ["!", "trl", "1.16.0", "1.17.0"]
 
 
 def test_what_has_not_trained_is_refused(runs: Path) -> None:

@@ -52,6 +52,8 @@ def grpo(
     return train(resolve(TrainConfig, config, {**place, **given}), as_json, dry_run)
 
 
+SHOWN = 40
+"""Most characters of a fact of a run that `aitrain reproduce` shows."""
 REFUSAL_SECONDS = 5.0
 """Seconds for the attempt to tell the other machines that this one cannot run the command."""
 
@@ -168,7 +170,8 @@ def reproduce(
     as_json: AsJson = False,
 ) -> int:
     """Train a run again from its folder, and compare records, metrics and weights."""
-    from aitrain.runs.reproduction import compare_repetition  # these here, because help needs none of them
+    from aitrain.environment.completion_parser import short  # these here, because help needs none of them
+    from aitrain.runs.reproduction import compare_repetition
     from aitrain.ui.output import escape_controls
 
     before = _ended_run(run)
@@ -184,7 +187,8 @@ def reproduce(
             typer.echo(escape_controls(f"{part:8} {same}: {about}"))
         for name, (one, other) in compared.facts.items():
             if compared.first_difference or one != other:
-                typer.echo(escape_controls(f"{name:14} {one}  |  {other}"))
+                mark, texts = "  " if one == other else "! ", (short(one, SHOWN), short(other, SHOWN))
+                typer.echo(escape_controls(f"{mark}{name:20} {texts[0]:{SHOWN}}  {texts[1]}"))
     if first := compared.first_difference:
         raise WorseError(
             f"{after.path} is not the same as {before.path}: first in the {first}, {compared.parts[first][1]}"
