@@ -167,6 +167,7 @@ def test_a_judge_that_names_texts_compares_the_answers_of_a_group_without_those_
         ("exakt", "Did you mean exact?"),
         ("own.py:polit", "Did you mean polite?"),
         ({"judge": "exact", "range": [1, 0]}, "the range of exact must be"),
+        ({}, "'{}' is no judge"),
     ],
 )
 def test_a_wrong_description_is_refused(description: Any, words: str) -> None:

@@ -222,7 +222,7 @@ def load(description: JudgeDescription | None = None) -> Judges:
     """
     if description is None:
         description = SOURCES
-    is_by_source = isinstance(description, Mapping) and "judge" not in description
+    is_by_source = isinstance(description, Mapping) and bool(description) and "judge" not in description
     parts: Any = description if is_by_source else {ANY_SOURCE: description}
     return Judges({str(source): _loaded(one) for source, one in parts.items()})
 
