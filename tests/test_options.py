@@ -126,6 +126,7 @@ def test_options_are_given_to_train_by_name_or_as_one_config() -> None:
         ({"rl_env_class": "A"}, "a class of rl_env_module"),
         ({"rl_stop": [""]}, "rl_stop: must have at least 1 character, not ''"),
         ({"target_modules": []}, "target_modules: must have at least 1 character"),
+        ({"output_dir": " "}, "output_dir: must not be blank"),
         ({"rl_stop": '["a", "b"]'}, "Repeat the flag: --rl-stop A --rl-stop B"),
         ({"vllm_server_url": "http://x:1"}, "vllm_mode server"),
         ({**SERVED, "vllm_server_url": "x:1"}, "addresses like http://"),

@@ -37,7 +37,7 @@ def normalize(value: object, annotation: object) -> object:
     """An option's value before pydantic checks it: a path becomes text, and `true` is not the number 1.
 
     Raises:
-        ValueError: it is text of several lines, or a boolean where none is allowed.
+        ValueError: it is text of spaces or of several lines, or a boolean where none is allowed.
     """
     kinds = leaves(annotation)
     if isinstance(value, bool) and bool not in kinds:
@@ -45,6 +45,8 @@ def normalize(value: object, annotation: object) -> object:
             if word in kinds:
                 return word  # YAML reads these words as true and false
         raise ValueError(f"must not be {str(value).lower()}")
+    if isinstance(value, str) and value.isspace():
+        raise ValueError("must not be blank")
     if isinstance(value, str) and str in kinds and not value.isprintable():
         raise ValueError(f"must be one line of plain text, not {value[:60]!r}")
     return str(value) if isinstance(value, PurePath) else value
