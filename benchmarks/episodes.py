@@ -61,10 +61,10 @@ def prepared(count: int) -> dict[str, Callable[[], object]]:
     from aitrain.options.train import TrainConfig
     from aitrain.packages import TINY_FOLDER
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
+    from aitrain.rollout.end_of_turn import EndOfTurn
     from aitrain.rollout.engine import Completion, Engine, GenerationRequest
     from aitrain.rollout.episode import Rollout
     from aitrain.rollout.event_loop import event_loop
-    from aitrain.rollout.limits import EndOfTurn
 
     tokenizer = AutoTokenizer.from_pretrained(TINY_FOLDER)
     end, loop = EndOfTurn([tokenizer.eos_token_id]), event_loop()

@@ -430,8 +430,8 @@ class Board(Rows):
 
 
 class KeepsAnObject(Rows):
-    """Of a class that nobody has copied before, as Python notes the slots of a class then. What it lets other processes
-    have is not all that a copy needs."""
+    """Keeps an object whose class was never copied: Python notes the slots of a class at its first copy. `__getstate__`
+    leaves out what a copy for an episode needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -598,7 +598,7 @@ STATEFUL = {
     "a file that takes the name of another": (
         "own = FILE.with_suffix(f'.{n}'); own.write_text(str(n)); own.replace(FILE)", "int(FILE.read_text())"
     ),
-    "a folder that is made anew, and filled by a program": (
+    "a folder that is removed, made again and filled by a program": (
         "import shutil, subprocess; shutil.rmtree(f'{FILE}.d', ignore_errors=True);"
         " subprocess.run(['mkdir', '-p', f'{FILE}.d/{n}'])",
         "int(max(os.listdir(f'{FILE}.d'), key=int))",

@@ -54,7 +54,7 @@ def test_a_run_lives_as_long_as_a_process_has_its_folder(tmp_path: Path) -> None
         holder.stdout.readline()
         assert state_of(folder, status) == "running"
         holder.kill()
-        os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code yet
+        os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
         assert state_of(folder, status | sign_of_life()) == "dead"
         with (tmp_path / LOCK).open() as other:  # such as that of a page, which looks at the same time
             lock_file(other.fileno(), fcntl.LOCK_SH)

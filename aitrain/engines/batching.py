@@ -13,8 +13,8 @@ from accelerate import Accelerator
 from aitrain import activity
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
-from aitrain.rollout.limits import EndOfTurn
 
 
 @dataclass(eq=False)

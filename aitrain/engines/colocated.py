@@ -31,8 +31,8 @@ from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import merged_weights, whole
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, GenerationRequest
-from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.extensions import renew_tied_head
 
 Weights = Iterator[tuple[str, torch.Tensor]]

@@ -38,8 +38,8 @@ from aitrain.engines.shared_cache import (
     with_running_rows,
 )
 from aitrain.environment.seeds import SampleSeed
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
-from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
 """The settings of a model's generation_config that are kept."""

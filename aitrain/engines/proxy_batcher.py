@@ -30,8 +30,8 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.runner import Runner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.execution.task import is_abandoned, paused
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
-from aitrain.rollout.limits import EndOfTurn
 
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 """Seconds to wait for further calls; the first one until the duration of a generation is known."""

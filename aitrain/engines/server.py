@@ -31,9 +31,9 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.weight_sync import WeightSync
 from aitrain.errors import AitrainError, RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.machine import allow_open_files
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest
 from aitrain.rollout.episode import run_all
-from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm.client import VLLMClient
 
 Gather = Callable[[list[Any]], list[Any]]

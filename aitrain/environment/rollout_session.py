@@ -159,7 +159,7 @@ class RolloutSession(Session):
         if self._messages:
             try:
                 messages = () if request is None else new_messages(self._messages, self._tools, request)
-            except CallFailed as error:  # which is told to the code that has asked, too
+            except CallFailed as error:  # the code that made the request is told, too
                 self._fail_pending(RefusedRequestError(400, error.failure.message, "conversation_rewritten"))
                 raise
             self._messages += messages

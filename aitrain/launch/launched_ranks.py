@@ -138,7 +138,7 @@ class LaunchedProcess:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process has not ended, also if its launcher has not asked for its exit code yet."""
+    """Whether a process has not ended; a zombie, which its launcher has not waited for, has."""
     import psutil  # here, as only this needs it
 
     try:

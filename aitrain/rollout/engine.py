@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import AitrainError
-from aitrain.rollout.limits import EndOfTurn
+from aitrain.rollout.end_of_turn import EndOfTurn
 
 
 class Decoding(Enum):

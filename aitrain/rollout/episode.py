@@ -173,7 +173,7 @@ class Rollout:
             await call_parts(self.runner, EnvRunner.end, episodes)
 
     def _room(self, episode: Episode, trajectory: Trajectory, following: int = 0) -> int:
-        """Maximum tokens of the next completion in a trajectory of an episode, after so many that follow first."""
+        """Maximum tokens of the trajectory's next completion. `following`: the tokens that are appended before it."""
         config, count = self.runner.part_of(episode.case).config, len(trajectory.ids) + following
         room = config.completion_tokens
         if config.rl_max_episode_tokens is not None:  # without the prompt

@@ -14,7 +14,7 @@ from aitrain.environment.dataset import canonical_text
 from aitrain.environment.runner import AbsentModel
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.rollout.chat_format import ChatFormat, Schemas
-from aitrain.rollout.limits import EndOfTurn
+from aitrain.rollout.end_of_turn import EndOfTurn
 
 FILLER = 0
 """Token id without a message."""

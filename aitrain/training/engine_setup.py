@@ -31,9 +31,9 @@ from aitrain.engines.server_check import ServerModel
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.execution.failure import FailureCount
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.event_loop import ThreadLoop, event_loop
-from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.distributed import of_first, thread_gather
 from aitrain.training.model import count_forward_passes
 from aitrain.training.policy_rollouts import PolicyRollouts

@@ -14,7 +14,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.errors import ConfigError
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.limits import EndOfTurn
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.runs.model_reference import ModelReference
 from aitrain.training.model import (
     check_vocabulary,

@@ -11,9 +11,9 @@ from aitrain import TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Trajectory
 from aitrain.rollout.episode import Episode, Rollout
-from aitrain.rollout.limits import EndOfTurn
 
 EOS = ord("$")
 END = EndOfTurn([EOS])

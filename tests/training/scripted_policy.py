@@ -10,9 +10,9 @@ from aitrain.engines.hf import HFEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
 from aitrain.rollout.chat_format import format_for_episodes
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.chat_templates import chat_format
 from tests.rollout.scripted import Limits, Scripted, play
 

@@ -16,8 +16,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, GenerationRequest
-from aitrain.rollout.limits import EndOfTurn
 
 
 class ScriptedLLM:

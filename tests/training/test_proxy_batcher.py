@@ -26,8 +26,8 @@ from aitrain.errors import RunFailed
 from aitrain.execution import task
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, GenerationRequest
-from aitrain.rollout.limits import EndOfTurn
 from tests.training.proxy_calls import run_with
 
 PAD, END = 256, 258

@@ -17,8 +17,8 @@ from aitrain.engines.hf import HFEngine, with_noise
 from aitrain.engines.logprob_check import LogprobShift
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.seeds import SampleSeed
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Decoding, GenerationRequest
-from aitrain.rollout.limits import EndOfTurn
 
 
 @pytest.fixture(scope="module")

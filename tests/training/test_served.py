@@ -22,9 +22,9 @@ from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.packages import TINY_FOLDER
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.event_loop import event_loop
-from aitrain.rollout.limits import EndOfTurn
 from tests.training.conftest import are_equal, random_adapter
 from tests.training.small_server import END, Fake, Reply
 

@@ -35,8 +35,8 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import use_autocast
 from aitrain.engines.shared_cache import AutocastCache
 from aitrain.environment.seeds import SampleSeed
+from aitrain.rollout.end_of_turn import EndOfTurn
 from aitrain.rollout.engine import Decoding, GenerationRequest
-from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.passes import plan_blocks
 from aitrain.training.shared_prompts import SharedPrompts, why_apart
 

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from aitrain.packages import TINY_FOLDER
-from aitrain.rollout.limits import EndOfTurn
+from aitrain.rollout.end_of_turn import EndOfTurn
 from tests.conftest import episodes_of, read_lines
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
